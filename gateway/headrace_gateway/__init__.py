@@ -1,0 +1,1 @@
+"""The gateway: the global scheduler, which takes OpenAI requests and streams the answers back."""

@@ -1,0 +1,1 @@
+"""The operator: reconciles an InferenceCluster into pods and flips their roles."""
