@@ -1,0 +1,76 @@
+# Everything a developer runs. `make demo` and `make test` need no other step.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+STAMP := $(VENV)/.installed
+export PYTHONDONTWRITEBYTECODE ?=
+# Resolves what is installed here into the file named behind it, which also holds the versions to keep.
+COMPILE_LOCK = $(BIN)/uv pip compile -q pyproject.toml requirements/worker-cpu.in \
+  --extra operator --extra gateway --extra cli --extra dev --override requirements/overrides.txt \
+  --generate-hashes --no-annotate --no-header --python-version 3.11 -o
+# The name of the demo's cluster, so that it never meets the tests'.
+DEMO := demo
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo down unit test e2e lint format verify generate lock bench
+
+help: ## List the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+$(STAMP): requirements/lock.txt requirements/bootstrap.txt pyproject.toml
+	@echo "[setup] Python packages (about 7 GB and 3 to 6 minutes the first time)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "[setup] $(PYTHON) is older than 3.11. Name a newer one: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -m venv $(VENV) \
+	  || { echo "[setup] the venv module failed. On Debian: apt-get install python3-venv"; exit 1; }
+	@$(BIN)/pip install -q --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
+	@$(BIN)/uv pip sync -q --python $(PY) --require-hashes requirements/lock.txt
+	@$(BIN)/uv pip install -q --python $(PY) --no-deps --no-build-isolation -e .
+	@touch $@
+
+setup: $(STAMP) ## Install all that the demo and the tests need (also done by each target that needs it)
+	@$(PY) -m e2e.setup
+
+demo: setup ## Run the demo: a cluster, real workers, a load, a flip (KEEP=1 leaves it running)
+	@$(PY) -m e2e.demo --name $(DEMO) $(if $(KEEP),--keep)
+
+down: $(STAMP) ## End a demo that was kept running
+	@$(PY) -m e2e.cluster down --name $(DEMO)
+
+unit: $(STAMP) ## Unit tests: no service, under a minute
+	@$(PY) -m pytest -q tests
+
+e2e: setup ## End-to-end tests on a real API server with real workers (CLUSTER=local|kind|current)
+	@$(PY) -m pytest e2e
+
+test: setup lint verify ## All checks and all tests
+	@$(PY) -m pytest tests e2e
+
+lint: $(STAMP) ## Style, types and the law of imports
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+format: $(STAMP) ## Put the code in its form
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+verify: $(STAMP) ## Prove that generated files are current
+	@$(PY) -m headrace_core.api.crdgen --check crds
+	@mkdir -p build && cp requirements/lock.txt build/lock.txt && $(COMPILE_LOCK) build/lock.txt \
+	  && diff -q requirements/lock.txt build/lock.txt >/dev/null \
+	  || { echo "requirements/lock.txt does not fit pyproject.toml: run 'make lock'"; exit 1; }
+
+generate: $(STAMP) ## Make the generated files anew
+	@$(PY) -m headrace_core.api.crdgen crds
+
+lock: ## Resolve the locked requirements anew
+	@$(BIN)/uv pip compile -q requirements/bootstrap.in --generate-hashes --no-annotate --no-header \
+	  -o requirements/bootstrap.txt
+	@$(COMPILE_LOCK) requirements/lock.txt
+
+bench: setup ## Measure speed: figures, no verdicts
+	@for script in bench/*.py; do echo "== $$script"; $(PY) $$script || exit 1; done
