@@ -64,14 +64,19 @@ class Label:
 
 
 class Annotation:
-    """Annotations on worker pods. All but EPOCH stand there only while a flip is in flight."""
+    """Annotations on worker pods. All but EPOCH and ORIGIN_POOL stand there only while a flip is in flight."""
 
     EPOCH: Final = f"{GROUP}/epoch"
+    ORIGIN_POOL: Final = f"{GROUP}/origin-pool"
+    """The pool whose template the pod was made from, wherever flips take it."""
     TARGET_ROLE: Final = f"{GROUP}/target-role"
     TARGET_POOL: Final = f"{GROUP}/target-pool"
     FROM_ROLE: Final = f"{GROUP}/from-role"
     FLIP_ID: Final = f"{GROUP}/flip-id"
     DEADLINE: Final = f"{GROUP}/deadline"
+    """Time of day in RFC 3339 at which the drain ends."""
+    BOOT_ID: Final = f"{GROUP}/boot-id"
+    """The worker process that was asked, so that a restarted one is not taken for it."""
 
 
 class Condition(StrEnum):

@@ -1,0 +1,1 @@
+"""Builds the Kubernetes objects that an InferenceCluster is made of, as plain dictionaries."""
