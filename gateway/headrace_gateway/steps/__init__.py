@@ -1,0 +1,1 @@
+"""The steps of one request: admit, route, prefill, decode, and recover when one of them fails."""
