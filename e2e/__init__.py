@@ -1,0 +1,1 @@
+"""Tests against real parts, the cluster they run on, and the demo."""

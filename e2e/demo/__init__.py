@@ -1,0 +1,1 @@
+"""`make demo`: what a user sees first."""
