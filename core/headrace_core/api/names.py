@@ -89,6 +89,88 @@ class Condition(StrEnum):
     COMPLETE = "Complete"
 
 
+class Outcome(StrEnum):
+    """How a flip ended: `status.outcome` of an InferenceFlip."""
+
+    SUCCEEDED = "Succeeded"
+    ROLLED_BACK = "RolledBack"
+    REPLACED = "Replaced"
+    REFUSED = "Refused"
+
+
+class FlipStep(StrEnum):
+    """Where an open flip stands: `status.activeFlips[].step`."""
+
+    RESERVED = "Reserved"
+    LABELLED = "Labelled"
+    DRAINING = "Draining"
+    SWITCHING = "Switching"
+    ROLLING_BACK = "RollingBack"
+    SWITCHED = "Switched"
+    RELABELLED = "Relabelled"
+
+
+class Reason(StrEnum):
+    """Reasons in conditions, Events and metrics of the operator."""
+
+    ACCEPTED = "Accepted"
+    INVALID_SPEC = "InvalidSpec"
+    TEMPLATE_REFUSED = "TemplateRefused"
+    TEMPLATE_CONFLICT = "TemplateConflict"
+
+    ALL_READY = "AllReady"
+    WORKERS_NOT_READY = "WorkersNotReady"
+    GATEWAY_NOT_READY = "GatewayNotReady"
+
+    STABLE = "Stable"
+    SCALING = "Scaling"
+    ROLLING_OUT = "RollingOut"
+    FLIPPING = "Flipping"
+    FLIP_ADVISED = "FlipAdvised"
+
+    HEALTHY = "Healthy"
+    PODS_FAILING = "PodsFailing"
+    PODS_UNSCHEDULABLE = "PodsUnschedulable"
+    FOREIGN_BUDGET = "ForeignDisruptionBudget"
+    METRICS_UNKNOWN = "MetricsUnknown"
+
+    SCALE_UP = "ScaleUp"
+    SCALE_DOWN = "ScaleDown"
+    POOL_REMOVED = "PoolRemoved"
+    POD_FAILED = "PodFailed"
+    OUT_OF_DATE = "OutOfDate"
+    ADOPTED = "Adopted"
+    ROLE_REPAIRED = "RoleRepaired"
+
+    FLIP_RESERVED = "FlipReserved"
+    FLIP_DROPPED = "FlipDropped"
+    FLIP_REBUILT = "FlipRebuilt"
+    FLIPPED = "Flipped"
+    WORKER_ROLLED_BACK = "WorkerRolledBack"
+    DEADLINE_PASSED = "DeadlinePassed"
+    CONTAINER_RESTARTED = "ContainerRestarted"
+    POOL_GONE = "PoolGone"
+    POD_GONE = "PodGone"
+    WORKER_FAILED = "WorkerFailed"
+    WORKER_SILENT = "WorkerSilent"
+    WORKER_STUCK = "WorkerStuck"
+    SHAPE_DIFFERS = "ShapeDiffers"
+
+    WAITING_FOR_ANOTHER_FLIP = "WaitingForAnotherFlip"
+    WAITING_FOR_WORKER = "WaitingForWorker"
+    FLIPS_FORBIDDEN = "FlipsForbidden"
+    CLUSTER_NOT_FOUND = "ClusterNotFound"
+    POD_NOT_FOUND = "PodNotFound"
+    POOL_NOT_FOUND = "PoolNotFound"
+    POOL_NOT_ELASTIC = "PoolNotElastic"
+    SAME_ROLE = "SameRole"
+    BELOW_MINIMUM = "BelowMinimum"
+    ABOVE_MAXIMUM = "AboveMaximum"
+    COOLING_DOWN = "CoolingDown"
+    OVER_HOURLY_BUDGET = "OverHourlyBudget"
+    WORKER_NOT_READY = "WorkerNotReady"
+
+
 class Env:
     """Environment variables that the operator sets on the containers it makes."""
 
