@@ -1,0 +1,1 @@
+"""The engine as the worker sees it, and vLLM behind it."""
