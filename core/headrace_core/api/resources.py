@@ -433,7 +433,7 @@ class ActiveFlip(Model):
     """Pool that the worker leaves."""
     to_pool: Annotated[str, Field(alias="to", max_length=40)]
     """Pool that the worker joins."""
-    step: Annotated[str, StringConstraints(max_length=40)]
+    step: names.FlipStep
     """Step that is done or under way."""
     epoch: Sequence = 0
     """The worker's epoch before the flip."""
@@ -535,15 +535,6 @@ class FlipSpec(Model):
     """Why, for people."""
 
 
-class FlipOutcome(StrEnum):
-    """`status.outcome` of an InferenceFlip."""
-
-    SUCCEEDED = "Succeeded"
-    ROLLED_BACK = "RolledBack"
-    REPLACED = "Replaced"
-    REFUSED = "Refused"
-
-
 class FlipStatus(Model):
     """What became of it."""
 
@@ -561,7 +552,7 @@ class FlipStatus(Model):
     """When the flip was reserved."""
     finished: AwareDatetime | None = None
     """When its outcome was known."""
-    outcome: FlipOutcome | None = None
+    outcome: names.Outcome | None = None
     """Succeeded; RolledBack: the worker kept its role; Replaced: its pod was replaced; Refused: nothing was done."""
 
 
