@@ -133,6 +133,7 @@ class Reason(StrEnum):
     PODS_UNSCHEDULABLE = "PodsUnschedulable"
     FOREIGN_BUDGET = "ForeignDisruptionBudget"
     METRICS_UNKNOWN = "MetricsUnknown"
+    REFUSED_BY_API = "RefusedByAPI"
 
     SCALE_UP = "ScaleUp"
     SCALE_DOWN = "ScaleDown"
@@ -254,3 +255,4 @@ class Metric:
     OPERATOR_PROMETHEUS_AGE_SECONDS: Final = "headrace_operator_prometheus_age_seconds"
     OPERATOR_DECISIONS: Final = "headrace_operator_decisions"
     OPERATOR_LEADER: Final = "headrace_operator_leader"
+    OPERATOR_API_REQUESTS: Final = "headrace_operator_api_requests"

@@ -1,4 +1,4 @@
-"""The custom resources InferenceCluster and InferenceFlip as models: the source of the CRDs and of all defaults.
+"""The custom resources InferenceCluster and InferenceFlip: the source of the CRDs and of all defaults.
 
 Attribute docstrings become the descriptions in the CRD. Rules across fields are CEL, beside the fields they read:
 the API server enforces them, and what it has accepted is not checked a second time here.
@@ -6,401 +6,51 @@ the API server enforces them, and what it has accepted is not checked a second t
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated, Any, Final
-
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
-from pydantic.alias_generators import to_camel
-
-from headrace_core.api import engine_args, names
-from headrace_core.api.schema import Extra, Rule, checked, items_by, open_object, rules
-from headrace_core.api.values import Duration, Percent, duration_s, share
-
-MAX_POOLS: Final = 8
-MAX_REPLICAS: Final = 1000
-"""Of one pool. Ten pools' worth of pods (10,000) is what the operator's cache was measured with."""
-MAX_GPUS_PER_WORKER: Final = 16
-"""A worker is one pod on one node, and nodes have at most 16 GPUs."""
-
-LabelName = Annotated[str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=40)]
-"""A DNS label: it goes into the names and labels of what the operator makes."""
-ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253)]
-Text = Annotated[str, StringConstraints(max_length=1024)]
-Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Sequence = Annotated[int, Field(ge=0, le=2**53)]
-Replicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
-Degree = Annotated[int, Field(ge=1, le=MAX_GPUS_PER_WORKER)]
-
-
-class Model(BaseModel):
-    """Base of all parts: immutable, camelCase in YAML, and a field that is not declared is an error."""
-
-    model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, frozen=True, extra="forbid", use_attribute_docstrings=True
-    )
-
-    def manifest(self) -> dict[str, Any]:
-        """The part as it stands in a manifest: camelCase, JSON types, nothing that is unset (None)."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
-
-
-class PoolRole(StrEnum):
-    """`spec.pools[].role`."""
-
-    PREFILL = "Prefill"
-    DECODE = "Decode"
-
-    @property
-    def worker(self) -> names.Role:
-        """The role as workers and labels spell it."""
-        return names.Role(self.value.lower())
-
-
-class Scaling(StrEnum):
-    """`spec.pools[].scaling`."""
-
-    ELASTIC = "Elastic"
-    STATIC = "Static"
-
-
-class ElasticityMode(StrEnum):
-    """`spec.elasticity.mode`."""
-
-    OFF = "Off"
-    ADVISE = "Advise"
-    AUTO = "Auto"
-
-
-class ElasticityPolicy(StrEnum):
-    """`spec.elasticity.policy`."""
-
-    IDLE_THRESHOLD = "IdleThreshold"
-
-
-class FlipsMode(StrEnum):
-    """`spec.elasticity.flips.mode`."""
-
-    ALLOWED = "Allowed"
-    FORBIDDEN = "Forbidden"
-
-
-class GatewayMode(StrEnum):
-    """`spec.gateway.mode`."""
-
-    MANAGED = "Managed"
-    NONE = "None"
-
-
-class ModelSource(Model):
-    """The model that all workers of the cluster load."""
-
-    model_config = rules(
-        Rule(
-            "!has(self.revision) || self.revision == '' || self.uri.startsWith('hf://')",
-            "revision applies to hf:// models only: remove it, or give the uri as hf://ORG/NAME",
-            field=".revision",
-        ),
-    )
-
-    uri: Annotated[
-        str,
-        StringConstraints(
-            pattern=r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*|file://(/[A-Za-z0-9._@+=-]+)+)$",
-            max_length=512,
-        ),
-    ]
-    """Where the weights are: hf://ORG/NAME on the Hugging Face Hub, or file:///PATH inside the worker's container."""
-    served_name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$|^$", max_length=128)] = ""
-    """The model's name in requests. Empty: the last part of the uri."""
-    revision: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._/-]*$", max_length=128)] = ""
-    """Branch, tag or commit of an hf:// model. Empty: the default branch."""
-    max_model_len: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
-    """Most tokens of prompt and answer together. Absent: what the model's own configuration says."""
-
-    @property
-    def name(self) -> str:
-        """The model's name in requests, default filled in."""
-        return self.served_name or self.uri.rsplit("/", 1)[-1]
-
-
-class EngineArg(Model):
-    """One argument of the engine (vLLM), beyond those that Headrace sets itself."""
-
-    name: Annotated[
-        str,
-        StringConstraints(pattern=engine_args.NAME_PATTERN, min_length=1, max_length=engine_args.MAX_NAME_LENGTH),
-        checked(*(owned.rule() for owned in engine_args.OWNED)),
-    ]
-    """vLLM's own name of the argument without leading dashes, such as max-num-seqs. Arguments that Headrace sets are
-    refused in every spelling."""
-    value: Annotated[str, StringConstraints(max_length=4096)] = ""
-    """Its value. Empty for a flag without a value."""
-
-
-class EnvVar(Model):
-    """One environment variable of the worker container."""
-
-    name: Annotated[
-        str,
-        StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", min_length=1, max_length=128),
-        checked(
-            Rule("!self.startsWith('HEADRACE_')", "variables that start with HEADRACE_ are the operator's own"),
-            Rule(
-                f"!(self in {engine_args.cel_list(engine_args.OWNED_ENVIRONMENT)})",
-                "Headrace sets this variable itself: remove it",
-            ),
-        ),
-    ]
-    """Name of the variable."""
-    value: Annotated[str, StringConstraints(max_length=4096)] = ""
-    """Its value. For a value from a Secret use the pool's template."""
-
-
-class Engine(Model):
-    """How the engine is started. The same for all pools, so that a worker fits either role."""
-
-    image: Annotated[str, StringConstraints(pattern=r"^\S*$", max_length=512)] = ""
-    """Image of the worker container. Empty: the operator's default."""
-    args: Annotated[tuple[EngineArg, ...], Field(max_length=64), items_by("name")] = ()
-    """Further engine arguments."""
-    env: Annotated[tuple[EnvVar, ...], Field(max_length=64), items_by("name")] = ()
-    """Further environment variables of the worker container."""
-
-
-class Parallelism(Model):
-    """How one worker spreads the model over its GPUs. A flip needs the same shape on both sides."""
-
-    model_config = rules(
-        Rule(
-            f"self.tensor * self.pipeline <= {MAX_GPUS_PER_WORKER}",
-            f"tensor times pipeline is the GPUs of one pod, at most {MAX_GPUS_PER_WORKER}: lower one of them",
-        ),
-    )
-
-    tensor: Degree = 1
-    """Tensor-parallel degree."""
-    pipeline: Degree = 1
-    """Pipeline-parallel degree."""
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of one worker."""
-        return self.tensor * self.pipeline
-
-
-Template = Annotated[dict[str, Any], open_object("metadata", "spec")]
-
-
-class Pool(Model):
-    """A set of equal workers that start in one role."""
-
-    model_config = rules(
-        Rule(
-            "self.scaling != 'Elastic' || self.minReplicas <= self.maxReplicas",
-            "minReplicas must not exceed maxReplicas",
-            field=".minReplicas",
-        ),
-        Rule(
-            "self.scaling != 'Elastic' || self.replicas >= self.minReplicas && self.replicas <= self.maxReplicas",
-            "replicas must lie between minReplicas and maxReplicas",
-            field=".replicas",
-        ),
-    )
-
-    name: LabelName
-    """Name of the pool."""
-    role: PoolRole
-    """Role in which the pool's workers start: Prefill or Decode."""
-    scaling: Scaling = Scaling.ELASTIC
-    """Elastic: flips may move workers into and out of the pool. Static: it keeps its replicas."""
-    replicas: Replicas = 1
-    """Workers wanted, before flips."""
-    min_replicas: Replicas = 1
-    """Fewest workers that flips leave in an Elastic pool."""
-    max_replicas: Replicas = 8
-    """Most workers that flips bring into an Elastic pool."""
-    parallelism: Parallelism = Parallelism()
-    """Shape of one worker."""
-    template: Template = Field(default_factory=dict)
-    """Partial pod template (metadata, spec) that is merged over the operator's own by server-side apply."""
-
-    @property
-    def elastic(self) -> bool:
-        """Whether flips may move workers into and out of the pool."""
-        return self.scaling is Scaling.ELASTIC
-
-    def desired(self, flipped: int) -> int:
-        """Workers that the pool should have, given the net number flipped into it."""
-        if not self.elastic:
-            return self.replicas
-        return max(self.min_replicas, min(self.max_replicas, self.replicas + flipped))
-
-
-def bounded(least: str, most: str) -> Extra:
-    """A rule on a duration: it lies between two others, bounds included."""
-    return checked(
-        Rule(
-            f"duration(self) >= duration('{least}') && duration(self) <= duration('{most}')",
-            f"must lie between {least} and {most}",
-        )
-    )
-
-
-class Flips(Model):
-    """When a worker may change its role in place."""
-
-    mode: FlipsMode = FlipsMode.ALLOWED
-    """Allowed, or Forbidden: then neither the policy nor an InferenceFlip changes a role."""
-    cooldown: Annotated[Duration, bounded("0s", "24h")] = "2m"
-    """Time after a worker's flip in which the policy does not flip it again."""
-    drain_timeout: Annotated[Duration, bounded("1s", "1h")] = "2m"
-    """Time that a worker has to finish what it holds; then it keeps its role."""
-    max_concurrent: Annotated[int, Field(ge=1, le=100)] = 1
-    """Flips of the cluster that may be under way at once."""
-    max_per_hour: Annotated[int, Field(ge=0, le=1000)] = 20
-    """Flips that the policy may begin within an hour."""
-    idle_below: Percent = "10%"
-    """A worker is idle while it is busy for less than this share of the time (TetriInfer: 10%)."""
-    idle_for: Annotated[Duration, bounded("1s", "1h")] = "1m"
-    """Time over which that share is taken (TetriInfer: one minute)."""
-
-    @property
-    def cooldown_s(self) -> float:
-        """Seconds after a worker's flip in which the policy does not flip it again."""
-        return duration_s(self.cooldown)
-
-    @property
-    def drain_timeout_s(self) -> float:
-        """Seconds that a worker has to finish what it holds."""
-        return duration_s(self.drain_timeout)
-
-    @property
-    def idle_below_share(self) -> float:
-        """Share of busy time, 0 to 1, under which a worker is idle."""
-        return share(self.idle_below)
-
-    @property
-    def idle_for_s(self) -> float:
-        """Seconds over which the share of busy time is taken."""
-        return duration_s(self.idle_for)
-
-
-class Elasticity(Model):
-    """Who moves workers between the pools, and how eagerly."""
-
-    mode: ElasticityMode = ElasticityMode.AUTO
-    """Off: the policy does not run. Advise: it publishes what it would do. Auto: it does it."""
-    policy: ElasticityPolicy = ElasticityPolicy.IDLE_THRESHOLD
-    """The rule that decides. IdleThreshold: an idle worker goes to the role whose workers are all busy."""
-    interval: Annotated[Duration, bounded("1s", "1h")] = "15s"
-    """Time between two decisions."""
-    flips: Flips = Flips()
-    """Limits of role changes."""
-
-    @property
-    def interval_s(self) -> float:
-        """Seconds between two decisions."""
-        return duration_s(self.interval)
-
-
-class Gateway(Model):
-    """The front door that takes OpenAI requests."""
-
-    mode: GatewayMode = GatewayMode.MANAGED
-    """Managed: the operator runs a Deployment and a Service. None: it runs neither."""
-    replicas: Annotated[int, Field(ge=1, le=100)] = 1
-    """Gateway pods."""
-    template: Template = Field(default_factory=dict)
-    """Partial pod template (metadata, spec) of the gateway, merged as a pool's."""
-
-    @property
-    def managed(self) -> bool:
-        """Whether the operator runs the gateway."""
-        return self.mode is GatewayMode.MANAGED
-
-
-class Rollout(Model):
-    """How a change of the pod template reaches the workers."""
-
-    max_unavailable: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1
-    """Workers that may be away at once while a change rolls out."""
-
-
-ROLE_OF_EACH: Final = "self.exists(p, p.role == '{role}')"
-EQUAL_SHAPES: Final = (
-    "self.elasticity.mode == 'Off' || self.elasticity.flips.mode == 'Forbidden' || "
-    "self.pools.all(a, a.scaling != 'Elastic' || self.pools.all(b, b.scaling != 'Elastic' || "
-    "a.parallelism.tensor == b.parallelism.tensor && a.parallelism.pipeline == b.parallelism.pipeline))"
+from typing import Annotated
+
+from pydantic import AwareDatetime, Field, StringConstraints
+
+from headrace_core.api import names
+from headrace_core.api.parts import (
+    Condition,
+    Conditions,
+    ConditionStatus,
+    Count,
+    Generation,
+    LabelName,
+    Metadata,
+    Model,
+    ObjectName,
+    Sequence,
+    Text,
+)
+from headrace_core.api.schema import Rule, items_by, rules
+from headrace_core.api.spec import (
+    ClusterSpec,
+    Elasticity,
+    ElasticityMode,
+    ElasticityPolicy,
+    Engine,
+    EngineArg,
+    EnvVar,
+    Flips,
+    FlipsMode,
+    Gateway,
+    GatewayMode,
+    ModelSource,
+    Parallelism,
+    Pool,
+    PoolRole,
+    Rollout,
+    Scaling,
 )
 
-
-class ClusterSpec(Model):
-    """What an InferenceCluster should be."""
-
-    model_config = rules(
-        Rule(
-            EQUAL_SHAPES,
-            "a flip needs equal parallelism in all Elastic pools: make it equal, make a pool Static, "
-            "or set elasticity.flips.mode to Forbidden",
-            field=".pools",
-        ),
-    )
-
-    model: ModelSource
-    """The model."""
-    engine: Engine = Engine()
-    """The engine."""
-    pools: Annotated[
-        tuple[Pool, ...],
-        Field(min_length=2, max_length=MAX_POOLS),
-        items_by("name"),
-        checked(
-            *(Rule(ROLE_OF_EACH.format(role=role), f"at least one pool must have the role {role}") for role in PoolRole)
-        ),
-    ]
-    """The pools: two to eight, at least one of each role."""
-    elasticity: Elasticity = Elasticity()
-    """Moves between the pools."""
-    gateway: Gateway = Gateway()
-    """The front door."""
-    rollout: Rollout = Rollout()
-    """How changes reach the workers."""
-
-    def pools_of(self, role: names.Role) -> tuple[Pool, ...]:
-        """The pools whose workers start in a role, in the order of the spec."""
-        return tuple(pool for pool in self.pools if pool.role.worker == role)
-
-    def pool(self, name: str) -> Pool | None:
-        """The pool of that name."""
-        return next((pool for pool in self.pools if pool.name == name), None)
-
-
-class ConditionStatus(StrEnum):
-    """Status of a condition. Unknown is a status of its own, never False."""
-
-    TRUE = "True"
-    FALSE = "False"
-    UNKNOWN = "Unknown"
-
-
-class Condition(Model):
-    """One aspect of an object's state, in the shape of metav1.Condition."""
-
-    type: Annotated[str, StringConstraints(max_length=316)]
-    """Name of the aspect."""
-    status: ConditionStatus
-    """True, False or Unknown."""
-    reason: Annotated[str, StringConstraints(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=1024)]
-    """Why, as a word for programs."""
-    message: Annotated[str, StringConstraints(max_length=32768)] = ""
-    """Why, for people."""
-    last_transition_time: AwareDatetime
-    """When the status last changed."""
-    observed_generation: Sequence | None = None
-    """Generation of the object that the condition is about."""
-
-
-Conditions = Annotated[tuple[Condition, ...], Field(max_length=16), items_by("type")]
+__all__ = [
+    "ActiveFlip", "ClusterSpec", "ClusterStatus", "Condition", "ConditionStatus", "Elasticity", "ElasticityMode",
+    "ElasticityPolicy", "Engine", "EngineArg", "EnvVar", "FlipSpec", "FlipStatus", "FlipWindow", "Flips", "FlipsMode",
+    "Gateway", "GatewayMode", "InferenceCluster", "InferenceFlip", "Metadata", "ModelSource", "Parallelism", "Pool",
+    "PoolRole", "PoolStatus", "Rollout", "Scaling",
+]  # fmt: skip
 
 
 class PoolStatus(Model):
@@ -459,7 +109,7 @@ class FlipWindow(Model):
 class ClusterStatus(Model):
     """What an InferenceCluster is."""
 
-    observed_generation: Annotated[int, Field(ge=-1, le=2**53)] = -1
+    observed_generation: Generation = -1
     """Generation of the spec that this status is about; -1 until the operator has seen the object."""
     conditions: Conditions = ()
     """Accepted, Ready, Progressing, Degraded."""
@@ -475,41 +125,8 @@ class ClusterStatus(Model):
     """Flips of the present hour."""
 
 
-class Metadata(BaseModel):
-    """The part of an object's metadata that Headrace reads."""
-
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
-
-    name: str
-    namespace: str = ""
-    uid: str = ""
-    generation: int = 0
-    resource_version: str = ""
-    creation_timestamp: AwareDatetime | None = None
-    deletion_timestamp: AwareDatetime | None = None
-    labels: dict[str, str] = Field(default_factory=dict)
-    annotations: dict[str, str] = Field(default_factory=dict)
-
-
-MAX_CLUSTER_NAME: Final = 40
-"""The longest name that the operator makes of it, with a suffix and a hash, is a DNS label of 63 characters."""
-
-
 class InferenceCluster(Model):
     """A model served by elastic pools of prefill and decode workers."""
-
-    model_config = rules(
-        Rule(
-            f"self.metadata.name.size() <= {MAX_CLUSTER_NAME}",
-            f"the name must have at most {MAX_CLUSTER_NAME} characters",
-            field=".metadata.name",
-        ),
-        Rule(
-            "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-            "the name must be a DNS label that starts with a letter: it becomes the name of a Service",
-            field=".metadata.name",
-        ),
-    )
 
     api_version: str = names.API_VERSION
     kind: str = names.Kind.CLUSTER
@@ -538,7 +155,7 @@ class FlipSpec(Model):
 class FlipStatus(Model):
     """What became of it."""
 
-    observed_generation: Annotated[int, Field(ge=-1, le=2**53)] = -1
+    observed_generation: Generation = -1
     """Generation of the spec that this status is about; -1 until the operator has seen the object."""
     conditions: Conditions = ()
     """Accepted, Complete."""
