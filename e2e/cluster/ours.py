@@ -1,0 +1,190 @@
+"""The local cluster from its users' side: starts and ends `e2e.cluster.local`, and what can be done to it alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from e2e.cluster import build
+from e2e.cluster.api import ROOT, RUNS, Ability, Cluster, wait_for
+from e2e.cluster.progress import ClusterError, say, tail
+from e2e.cluster.prometheus import SCRAPE_INTERVAL_S
+from e2e.cluster.supervisor import hold_file, pid_file
+
+UP_TIMEOUT_S = 120.0
+DOWN_TIMEOUT_S = 60.0
+
+
+class LocalCluster(Cluster):
+    """A control plane, nodes and Prometheus on loopback, in `build/cluster/NAME`."""
+
+    abilities = frozenset(Ability)
+    scrape_interval_s = float(SCRAPE_INTERVAL_S)
+
+    @property
+    def folder(self) -> Path:
+        """Where everything of this cluster is: certificates, data, logs."""
+        return RUNS / self.name
+
+    def up(self, *, keep: bool = False) -> None:
+        """Brings the cluster up, in the place of an earlier one of this name that did not end well.
+
+        Raises:
+            ClusterError: one of that name is running, or a program did not come up.
+        """
+        if self._parent_pid() is not None:
+            raise ClusterError(f"the cluster {self.name} is running: end it with `make down` or {self._down_command}")
+        build.tools()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.logs_dir.mkdir(parents=True)
+        say(f"starting a control plane, two nodes and Prometheus ({self.folder.relative_to(ROOT)})")
+        command = [sys.executable, "-m", "e2e.cluster.local", f"--folder={self.folder}"]
+        log = self.logs_dir / "cluster.log"
+        with log.open("w") as output:
+            parent = subprocess.Popen(
+                command if keep else [*command, "--with-parent"],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        (self.folder / "pid").write_text(f"{parent.pid} {_started(parent.pid)}")
+        failed = self.folder / "failed"
+        deadline = time.monotonic() + UP_TIMEOUT_S
+        while not (self.folder / "ready.json").exists():
+            if parent.poll() is not None or time.monotonic() > deadline:
+                why = failed.read_text() if failed.exists() else f"log: {log}{tail(log)}"
+                raise ClusterError(f"the local cluster did not come up: {why}")
+            time.sleep(0.1)
+
+    def down(self) -> None:
+        """Ends all of the cluster's programs; its folder with the logs stays until the next `up`."""
+        pid = self._parent_pid()
+        if pid is None:
+            return
+        os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + DOWN_TIMEOUT_S
+        while self._parent_pid() is not None:
+            _reap(pid)
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
+        self.__dict__.pop("_ready", None)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it has come up and runs."""
+        return self._parent_pid() is not None and (self.folder / "ready.json").exists()
+
+    @cached_property
+    def _ready(self) -> dict[str, Any]:
+        path = self.folder / "ready.json"
+        if not self.is_up:
+            raise ClusterError(f"the cluster {self.name} is not up")
+        ready: dict[str, Any] = json.loads(path.read_text())
+        return ready
+
+    @property
+    def kubeconfig(self) -> Path:
+        """Path of the administrator's kubeconfig."""
+        return Path(self._ready["kubeconfig"])
+
+    @property
+    def kubectl_path(self) -> Path:
+        """Path of kubectl."""
+        return Path(self._ready["kubectl"])
+
+    @property
+    def helm_path(self) -> Path:
+        """Path of helm."""
+        return Path(self._ready["helm"])
+
+    @property
+    def prometheus_url(self) -> str:
+        """Address of Prometheus."""
+        return str(self._ready["prometheus_url"])
+
+    @property
+    def nodes(self) -> list[str]:
+        """Names of the nodes."""
+        names: list[str] = self._ready["nodes"]
+        return names
+
+    def service_url(self, name: str, *, namespace: str) -> str:
+        """Address of a Service's first port: ClusterIPs are loopback addresses here."""
+        spec = self.get("service", name, namespace=namespace)["spec"]
+        return f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}"
+
+    def pid_of(self, component: str) -> int:
+        """Process id of one of the cluster's programs."""
+        return int(pid_file(self.folder, component).read_text())
+
+    @contextmanager
+    def held(self, component: str) -> Iterator[None]:
+        """Ends a program, and lets it start again at the end of the block."""
+        pid = self.pid_of(component)
+        hold_file(self.folder, component).touch()
+        wait_for(f"{component} to end", lambda: not _is_running(pid), timeout_s=30)
+        try:
+            yield
+        finally:
+            hold_file(self.folder, component).unlink()
+            wait_for(f"{component} to start", lambda: self.pid_of(component) != pid, timeout_s=30)
+
+    def restart_apiserver(self) -> None:
+        """Ends the API server, starts it again, and waits until it answers."""
+        with self.held("kube-apiserver"):
+            pass
+        self.wait_for_apiserver()
+
+    def wait_for_apiserver(self) -> None:
+        """Waits until the API server says that it is ready."""
+
+        def ready() -> bool:
+            return self.try_kubectl("get", "--raw=/readyz").returncode == 0
+
+        wait_for("the API server to be ready", ready, timeout_s=60)
+
+    @property
+    def _down_command(self) -> str:
+        return f"`python -m e2e.cluster down --name {self.name}`"
+
+    def _parent_pid(self) -> int | None:
+        """The running parent of the cluster. A process id alone says little: ids are used again."""
+        try:
+            pid, started = (self.folder / "pid").read_text().split()
+        except (FileNotFoundError, ValueError):
+            return None
+        return int(pid) if _started(int(pid)) == started else None
+
+
+def _started(pid: int) -> str | None:
+    """When a process was started, in clock ticks since boot; None if it has ended (proc(5), stat)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    state, start_ticks = fields[0], fields[19]
+    return None if state == "Z" else start_ticks
+
+
+def _is_running(pid: int) -> bool:
+    return _started(pid) is not None
+
+
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return  # another process started it

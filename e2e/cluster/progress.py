@@ -1,0 +1,65 @@
+"""Long steps: a line that says what is being done, a log of each command, and a clear end when one fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+LINE_EVERY_S = 15.0
+
+
+class ClusterError(Exception):
+    """A step of the cluster's life that failed; the message says which, why, and where its log is."""
+
+
+def say(text: str) -> None:
+    """Prints one progress line."""
+    print(f"[cluster] {text}", flush=True)
+
+
+def tail(log: Path, lines: int = 8) -> str:
+    """The end of a log, indented, for an error message."""
+    if not log.exists():
+        return ""
+    return "".join(f"\n    {line}" for line in log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def run_logged(
+    what: str,
+    command: Sequence[str | Path],
+    log: Path,
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    expected: str = "",
+) -> None:
+    """Runs a command with its output in `log`, and says each 15 s that it is still at it.
+
+    Raises:
+        ClusterError: the command cannot be started, or ends with a code other than 0.
+    """
+    say(what + (f" ({expected})" if expected else ""))
+    log.parent.mkdir(parents=True, exist_ok=True)
+    started = next_line = time.monotonic()
+    with log.open("w") as output:
+        try:
+            process = subprocess.Popen(
+                [str(part) for part in command],
+                cwd=cwd,
+                env={**os.environ, **(env or {})},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            raise ClusterError(f"{what}: {error}") from error
+        while (code := process.poll()) is None:
+            if time.monotonic() - next_line > LINE_EVERY_S:
+                next_line = time.monotonic()
+                say(f"  {what}: {next_line - started:.0f} s so far")
+            time.sleep(0.2)
+    if code != 0:
+        raise ClusterError(f"{what} failed with exit code {code}; log: {log}{tail(log)}")

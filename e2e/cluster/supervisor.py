@@ -1,0 +1,111 @@
+"""Keeps the programs of a cluster running: starts them, starts one again that ended, ends all when it is told to.
+
+A program can be held: while the file `<name>.hold` stands in the folder it is ended and not started again. So a test
+can stop Prometheus or restart the API server by touching files, whatever process it runs in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from e2e.cluster.components import Component
+from e2e.cluster.progress import ClusterError, tail
+
+UP_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 15.0
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Asks the kernel to kill this process when its parent ends, however it ends (Linux prctl(2))."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+
+
+class Supervisor:
+    """The programs of one cluster, children of this process, with their logs in one folder."""
+
+    def __init__(self, folder: Path, logs: Path) -> None:
+        self._folder = folder
+        self._logs = logs
+        self._components: list[Component] = []
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._stopping = False
+
+    def start(self, component: Component) -> None:
+        """Starts a program and waits until it is up.
+
+        Raises:
+            ClusterError: it ended, or was not up after a minute.
+        """
+        self._components.append(component)
+        self._launch(component)
+        deadline = time.monotonic() + UP_TIMEOUT_S
+        log = self._logs / f"{component.name}.log"
+        while not component.is_up():
+            code = self._running[component.name].poll()
+            if code is not None:
+                raise ClusterError(f"{component.name} ended with code {code}; log: {log}{tail(log)}")
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{component.name} is not up after {UP_TIMEOUT_S:.0f} s; log: {log}{tail(log)}")
+            time.sleep(0.05)
+
+    def watch(self) -> None:
+        """Starts again what ends, and obeys the holds, until `stop` is called (by a signal's handler)."""
+        while not self._stopping:
+            for component in self._components:
+                process = self._running[component.name]
+                held = hold_file(self._folder, component.name).exists()
+                if held and process.poll() is None:
+                    _end(process)
+                elif not held and process.poll() is not None and not self._stopping:
+                    self._launch(component)
+            time.sleep(0.2)
+
+    def stop(self) -> None:
+        """Makes `watch` return."""
+        self._stopping = True
+
+    def end_all(self) -> None:
+        """Ends the programs, the last started first."""
+        for component in reversed(self._components):
+            _end(self._running[component.name])
+
+    def _launch(self, component: Component) -> None:
+        with (self._logs / f"{component.name}.log").open("ab") as log:
+            self._running[component.name] = subprocess.Popen(
+                component.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **component.env},
+                start_new_session=True,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread
+            )
+        pid_file(self._folder, component.name).write_text(str(self._running[component.name].pid))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def hold_file(folder: Path, component: str) -> Path:
+    """While this file stands, the program is ended and stays so."""
+    return folder / f"{component}.hold"
+
+
+def pid_file(folder: Path, component: str) -> Path:
+    """Holds the process id of the program."""
+    return folder / f"{component}.pid"

@@ -1,0 +1,34 @@
+"""The InferenceCluster of real workers that the tests of this folder share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from e2e import quickstart
+from e2e.cluster.api import Cluster
+from e2e.deployed import Deployed, until
+
+NAMESPACE = "shared"
+READY_TIMEOUT_S = 300.0
+
+
+@pytest.fixture(scope="session")
+def headrace(cluster: Cluster) -> Cluster:
+    """The cluster with the chart installed."""
+    cluster.install_chart("headrace-system")
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def chat(headrace: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    """The quickstart with flips by hand only: 2 prefill workers and 1 decode worker, ready."""
+    manifest = quickstart.manifest(quickstart.tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
+    manifest["spec"]["elasticity"]["mode"] = "Off"
+    headrace.ensure_namespace(NAMESPACE)
+    headrace.apply(manifest, namespace=NAMESPACE)
+    deployed = Deployed(headrace, NAMESPACE, manifest["metadata"]["name"], quickstart.SERVED_NAME)
+    until("the workers to be ready", deployed.is_ready, timeout_s=READY_TIMEOUT_S, seen=deployed.in_words)
+    yield deployed
+    headrace.delete(manifest, namespace=NAMESPACE)
