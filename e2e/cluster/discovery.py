@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import ssl
 import sys
 import time
 from pathlib import Path
@@ -51,7 +52,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="the file to write")
     options = parser.parse_args()
     headers = {"Authorization": f"Bearer {options.token_file.read_text().strip()}"}
-    verified = httpx.create_ssl_context(verify=options.authority)
+    verified = ssl.create_default_context(cafile=options.authority)
     query = {"labelSelector": Label.CLUSTER, "resourceVersion": "0"}
     with httpx.Client(base_url=options.server, headers=headers, verify=verified, trust_env=False) as api:
         while True:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -71,7 +72,7 @@ class LocalRun:
 
     def _start_control_plane(self) -> None:
         program, slot, pki = self._tools.controlplane, self._slot, self._pki
-        verified = httpx.create_ssl_context(verify=str(pki.certificate))
+        verified = ssl.create_default_context(cafile=pki.certificate)
         verified.load_cert_chain(pki.crt("admin"), pki.key("admin"))
 
         def answers(url: str) -> bool:

@@ -29,14 +29,14 @@ def tail(log: Path, lines: int = 8) -> str:
 
 def run_logged(
     what: str,
-    command: Sequence[str | Path],
+    command: Sequence[object],
     log: Path,
     *,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     expected: str = "",
 ) -> None:
-    """Runs a command with its output in `log`, and says each 15 s that it is still at it.
+    """Runs a command (strings and paths) with its output in `log`, and says each 15 s that it is still at it.
 
     Raises:
         ClusterError: the command cannot be started, or ends with a code other than 0.

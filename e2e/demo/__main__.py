@@ -7,7 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from e2e.cluster.api import ClusterError, open_cluster
+from e2e.cluster.api import open_cluster
+from e2e.cluster.progress import ClusterError
 from e2e.demo import story
 from e2e.demo.report import Report
 from e2e.deployed import TimedOutError
@@ -30,7 +31,7 @@ def main() -> int:
     report = Report()
     cluster = open_cluster(options.name)
     try:
-        cluster.up()
+        cluster.up(keep=options.keep)
         deployed = story.Story(cluster, report, BUILD).tell()
     except (ClusterError, TimedOutError, LostError) as error:
         print(f"\n[demo] failed: {error}\n[demo] logs: {cluster.logs_dir}", file=sys.stderr)
