@@ -3,6 +3,7 @@
 HeadraceOperatorError
 ├── SettingsError          the environment is wrong: the process ends
 ├── LeaseLostError         another operator leads, or the API server is away too long: the process ends
+├── InvalidSpecError       a stored InferenceCluster does not follow the schema of this version
 ├── RetryableError         the reconcile is tried again after a back-off
 │   ├── ApiUnavailableError    no answer, or a 5xx or 429 answer, from the API server
 │   ├── ConflictError          409: the object is not what was read
@@ -30,6 +31,10 @@ class SettingsError(HeadraceOperatorError):
 
 class LeaseLostError(HeadraceOperatorError):
     """The Lease could not be renewed in time, or is somebody else's."""
+
+
+class InvalidSpecError(HeadraceOperatorError):
+    """An InferenceCluster that this version cannot read; the message names the fields."""
 
 
 class RetryableError(HeadraceOperatorError):

@@ -10,7 +10,6 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from headrace_core.api import names
-
 from headrace_operator.errors import SettingsError
 
 _VERSION: Final = version("headrace")

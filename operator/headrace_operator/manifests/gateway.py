@@ -7,7 +7,6 @@ from typing import Any
 
 from headrace_core.api import names
 from headrace_core.api.names import Env, Label
-
 from headrace_operator.manifests.shared import (
     COMPONENT_GATEWAY,
     CONTAINER_SECURITY,

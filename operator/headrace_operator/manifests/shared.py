@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from headrace_core.api import names
-
 from headrace_operator.plan.view import ClusterSpec
 
 Manifest = dict[str, Any]

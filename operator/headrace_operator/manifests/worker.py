@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from headrace_core.api import names
 from headrace_core.api.names import Annotation, Env, Label, Role
-
 from headrace_operator.manifests.shared import (
     COMPONENT_WORKER,
     CONTAINER_SECURITY,

@@ -188,6 +188,8 @@ class FlipObject:
     generation: int = 1
     outcome: str = ""
     finished: float | None = None
+    owned: bool = True
+    """Whether the cluster is among its owners."""
     by_operator: bool = False
     waiting_for: str = ""
     """Reason of its Accepted condition while it waits."""
