@@ -1,0 +1,40 @@
+"""Decides that a pod which listens on all addresses has to end: local pods share one network stack."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from e2e.cluster.hostlet.pod import Pod
+from e2e.cluster.hostlet.process import socket_inodes, wildcard_listeners
+
+REASON = "ListensOnAllAddresses"
+
+
+async def guard(pods: Callable[[], Iterable[Pod]], period_s: float) -> None:
+    """Look for such sockets every `period_s` seconds, for ever."""
+    # Sockets that belong to no pod (other programs of the machine) are looked at once.
+    foreign: set[int] = set()
+    while True:
+        await asyncio.sleep(period_s)
+        listeners = wildcard_listeners()
+        foreign &= listeners.keys()
+        fresh = listeners.keys() - foreign
+        if not fresh:
+            continue
+        for pod in pods():
+            for container in pod.containers():
+                for pid in container.running.processes() if container.running else []:
+                    for inode in fresh & socket_inodes(pid):
+                        address, port = listeners[inode]
+                        pod.fail(REASON, explain(container.name, address, port, pod.pod_ip))
+        foreign |= fresh
+
+
+def explain(container: str, address: str, port: int, pod_ip: str) -> str:
+    """The message of such a pod."""
+    shown = f"[{address}]" if ":" in address else address
+    return (
+        f"container {container} listens on {shown}:{port}, which would answer for every pod of this machine: "
+        f"listen on the pod's own address ({pod_ip}, status.podIP)"
+    )
