@@ -138,7 +138,8 @@ def crd(resource: Resource) -> Schema:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": resource.name},
+        # Helm removes with a release what it installed, and with a CRD go all objects of its kind.
+        "metadata": {"name": resource.name, "annotations": {"helm.sh/resource-policy": "keep"}},
         "spec": {
             "group": names.GROUP,
             "scope": "Namespaced",
