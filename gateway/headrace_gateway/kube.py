@@ -10,9 +10,9 @@ from http import HTTPStatus
 from typing import Any
 
 import aiohttp
-from headrace_core.api.names import Label
 from kubernetes.aio import client, config
 
+from headrace_core.api.names import Label
 from headrace_gateway.errors import SettingsError
 from headrace_gateway.pods import PodEventType, PodTable, fold, table_of
 
@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 
 WATCH_S = 300
 """The server ends a watch after so long; it goes on from the last resource version."""
-CONNECT_S = 5.0
-LIST_TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=CONNECT_S)
-# A bookmark comes each minute: more silence means a connection that died without a word.
-WATCH_TIMEOUT = aiohttp.ClientTimeout(total=WATCH_S + 30, sock_connect=CONNECT_S, sock_read=90)
+ANSWER_S = 15.0
+"""In which an answer must begin; a watch's begins at once."""
+SILENCE_S = 90.0
+"""A bookmark comes each minute: more silence means a connection that died without a word."""
 LONGEST_WAIT_S = 5.0
 
 
@@ -93,7 +93,6 @@ class PodWatch:
                 resource_version=version,
                 allow_watch_bookmarks=True,
                 timeout_seconds=WATCH_S,
-                _request_timeout=WATCH_TIMEOUT,
             )
             async with response:
                 if response.status != HTTPStatus.OK:
@@ -109,10 +108,10 @@ class PodWatch:
             await asyncio.sleep(wait_s(0, self._chance()))
 
     async def _call(self, pods: client.CoreV1Api, **options: Any) -> aiohttp.ClientResponse:
-        options.setdefault("_request_timeout", LIST_TIMEOUT)
-        response = await pods.list_namespaced_pod_without_preload_content(
-            self._namespace, label_selector=self._selector, **options
-        )
+        async with asyncio.timeout(ANSWER_S):
+            response = await pods.list_namespaced_pod_without_preload_content(
+                self._namespace, label_selector=self._selector, _request_timeout=2 * WATCH_S, **options
+            )
         assert isinstance(response, aiohttp.ClientResponse)  # noqa: S101 - the client's raw answer has no type
         return response
 
@@ -126,7 +125,11 @@ def wait_s(failures: int, chance: float) -> float:
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     # Not readline: a pod can be longer than the reader's buffer.
     rest = b""
-    async for chunk in response.content.iter_any():
+    while True:
+        async with asyncio.timeout(SILENCE_S):
+            chunk = await response.content.readany()
+        if not chunk:
+            return
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             if line:

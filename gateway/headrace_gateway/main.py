@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import os
 import random
@@ -106,8 +105,7 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
             await runner.cleanup()
             await releases.drain(RELEASE_DRAIN_S)
             background.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await background
+            await asyncio.wait({background})
 
 
 async def _background(settings: Settings, registry: Registry, readiness: Readiness, monitor: Monitor) -> None:
@@ -145,11 +143,18 @@ async def serve(settings: Settings) -> None:
         await asyncio.wait({stop, instance.background}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
         if instance.background.done():
-            await instance.background
+            await _raise_cause_of(instance.background)
         instance.gateway.readiness.stopping = True
         log.info("stopping: %d requests in flight", instance.gateway.admission.in_flight)
         # Services still send here until they have seen that this pod is going.
         await asyncio.sleep(settings.lame_duck_s)
+
+
+async def _raise_cause_of(background: asyncio.Task[None]) -> None:
+    try:
+        await background
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from group
 
 
 def main(argv: Sequence[str] | None = None) -> int:

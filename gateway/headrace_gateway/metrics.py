@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections.abc import Iterable
 
-from headrace_core.api.names import Metric, Role
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from headrace_core.api.names import Metric, Role
 from headrace_gateway.registry import Standing, WorkerView
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST

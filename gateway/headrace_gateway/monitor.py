@@ -10,10 +10,10 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from headrace_core.api.names import Role
-from headrace_core.api.wire import LoadReport, Peers
 from pydantic import ValidationError
 
+from headrace_core.api.names import Role
+from headrace_core.api.wire import LoadReport, Peers
 from headrace_gateway.errors import WorkerLost
 from headrace_gateway.proxy import WorkerClient
 from headrace_gateway.registry import Registry, Standing

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NoReturn
 
-from headrace_core.api.wire import ErrorCode, Handoff, HandoffAnswer
 from pydantic import ValidationError
 
+from headrace_core.api.wire import ErrorCode, Handoff, HandoffAnswer
 from headrace_gateway.errors import BadRequest, ModelNotFound
 
 CHARACTERS_PER_TOKEN = 4
@@ -233,7 +233,7 @@ def judge_first_event(event: bytes) -> tuple[Verdict, int, bytes]:
 
     Returns the verdict, and for an error the HTTP status and body that it would have had.
     """
-    payload = event.partition(b"data:")[2].strip()
+    payload = event.partition(b"data:")[2].partition(b"\n")[0].strip()
     if not payload.startswith(b'{"error"'):
         return Verdict.PASS, 200, b""
     code = _error_of(payload).get("code")

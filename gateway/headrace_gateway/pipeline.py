@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headrace_core.api.wire import WorkerRef
-
 from headrace_gateway.errors import (
     SERVER_ERROR,
     KvUnavailable,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import aiohttp
-from headrace_core.api.wire import PATH_LOAD, PATH_PEERS
 
+from headrace_core.api.wire import PATH_LOAD, PATH_PEERS
 from headrace_gateway.errors import ConnectFailed, WorkerLost
 from headrace_gateway.ports import JSON
 from headrace_gateway.tokens import Tokens

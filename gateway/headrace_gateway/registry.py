@@ -13,7 +13,6 @@ from enum import StrEnum
 
 from headrace_core.api.names import ROLE_DRAINING, Role
 from headrace_core.api.wire import LoadReport
-
 from headrace_gateway.pods import PodRecord, PodTable
 
 
@@ -159,16 +158,20 @@ class Registry:
     def reports(self, role: Role, now_s: float) -> tuple[LoadReport, ...]:
         """The newest reports of a role's workers, those that are out left away.
 
-        A worker that does not accept is included and says so, whether it has said it itself or its pod's label has,
-        so that a dispatcher which reads this stops choosing it.
+        A worker that should not be chosen is included and does not accept, whether it says so itself, its pod's label
+        does, or it is suspect while a better one is there: so a dispatcher that reads this leaves it aside.
         """
-        reports = []
-        for worker in self._workers.values():
-            report, view = worker.report, self._view(worker, now_s)
-            if report and report.role is role and view.standing is not Standing.OUT:
-                told_otherwise = report.accepting and not view.can_take
-                reports.append(report.model_copy(update={"accepting": False}) if told_otherwise else report)
-        return tuple(reports)
+        known = [
+            (worker.report, self._view(worker, now_s).standing)
+            for worker in self._workers.values()
+            if worker.report and worker.report.role is role
+        ]
+        choosable = {Standing.READY} if any(s is Standing.READY for _, s in known) else {Standing.SUSPECT}
+        return tuple(
+            report if standing in choosable else report.model_copy(update={"accepting": False})
+            for report, standing in known
+            if standing is not Standing.OUT
+        )
 
     def _view(self, worker: _Worker, now_s: float) -> WorkerView:
         record, report = worker.record, worker.report

@@ -6,7 +6,6 @@ import asyncio
 import logging
 
 from headrace_core.api.wire import PATH_RELEASE, Release
-
 from headrace_gateway.errors import WorkerLost
 from headrace_gateway.ports import Workers
 from headrace_gateway.steps.prefill import Prefilled

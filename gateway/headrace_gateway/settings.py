@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from headrace_core.api.names import GATEWAY_PORT, WORKER_PORT, Env
-
 from headrace_gateway.errors import SettingsError
 
 

@@ -1,20 +1,21 @@
-"""Small workers that speak the worker protocol over real HTTP, do what a test has scripted, and a gateway before them."""
+"""Small workers that speak the worker protocol over real HTTP as a test has scripted, and a gateway before them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 from aiohttp import web
+
 from headrace_core.api.names import Role
 from headrace_core.api.wire import LoadReport, Peers
 from headrace_gateway.main import Running, running
-from headrace_gateway.registry import Standing
+from headrace_gateway.registry import Standing, WorkerView
 from headrace_gateway.settings import Settings
 
 MODEL = "tiny"
@@ -44,6 +45,7 @@ class FakeWorker:
     released: list[Body] = field(default_factory=list)
     disconnected: list[str] = field(default_factory=list)
     """Kinds of the requests whose caller left before their end."""
+    failing_releases: int = 0
     silent: bool = False
     address: str = ""
     token: str = ""
@@ -77,7 +79,7 @@ class FakeWorker:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         self._runner = runner
-        self.address = "127.0.0.1:%d" % runner.addresses[0][1]
+        self.address = f"127.0.0.1:{runner.addresses[0][1]}"
 
     async def die(self) -> None:
         """Close the port and every connection."""
@@ -119,6 +121,9 @@ class FakeWorker:
         return web.Response()
 
     async def _release(self, request: web.Request) -> web.StreamResponse:
+        if self.failing_releases:
+            self.failing_releases -= 1
+            return error(500, 500)
         self.released.append((await request.json())["kv_transfer_params"])
         return web.json_response({"released": 1})
 
@@ -268,6 +273,7 @@ class Stage:
     instance: Running
     workers: dict[str, FakeWorker]
     session: aiohttp.ClientSession
+    stop_gateway: Callable[[], Coroutine[Any, Any, None]]
 
     def __getitem__(self, pod: str) -> FakeWorker:
         return self.workers[pod]
@@ -303,13 +309,13 @@ class Stage:
         return 0.0
 
     def standing(self, pod: str) -> Standing:
-        return next(view.standing for view in self._views() if view.address == self.workers[pod].address)
+        return next(view.standing for view in self.views() if view.address == self.workers[pod].address)
 
-    def _views(self) -> Any:
+    def views(self) -> Iterator[WorkerView]:
         return self.instance.registry.views(self.instance.gateway.pipeline.clock())
 
-    def _is_ready(self) -> bool:
-        heard = all(view.standing is not Standing.OUT for view in self._views())
+    def is_ready(self) -> bool:
+        heard = all(view.standing is not Standing.OUT for view in self.views())
         decode = {pod for pod, worker in self.workers.items() if worker.role is Role.DECODE and not worker.silent}
         told = all(
             {report.pod for report in worker.peers.decode} == decode
@@ -322,7 +328,7 @@ class Stage:
 async def eventually(condition: Callable[[], object], seconds: float = 3.0) -> None:
     """Wait until a condition holds; fail after so many seconds."""
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - the condition is of any kind
             await asyncio.sleep(0.01)
 
 
@@ -342,11 +348,12 @@ async def stage(*workers: FakeWorker, settle: bool = True, **settings: Any) -> A
             "shutdown_timeout_s": 1.0,
             "lame_duck_s": 0.0,
         }
-        instance = await stack.enter_async_context(running(Settings(**{**defaults, **settings})))
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        it = Stage(instance, {worker.pod: worker for worker in workers}, session)
+        gateway = await stack.enter_async_context(AsyncExitStack())
+        instance = await gateway.enter_async_context(running(Settings(**{**defaults, **settings})))
+        it = Stage(instance, {worker.pod: worker for worker in workers}, session, gateway.aclose)
         if settle:
-            await eventually(it._is_ready)
+            await eventually(it.is_ready)
         yield it
 
 

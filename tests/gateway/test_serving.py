@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
-from tests.gateway.fakes import MODEL, after, decode_answer, decoder, eventually, hang, prefill, stage, stream_bytes
+from tests.gateway.fakes import (
+    MODEL,
+    after,
+    decode_answer,
+    decoder,
+    eventually,
+    hang,
+    prefill,
+    prefill_answer,
+    stage,
+    stream_bytes,
+)
 
 
 async def test_whole_answer_comes_from_the_decode_worker_without_internal_fields() -> None:
@@ -27,7 +39,7 @@ async def test_prefill_gets_one_token_and_decode_the_client_s_own_body() -> None
     async with stage() as it:
         it["p0"].epoch, it["d0"].epoch = 4, 7
         await eventually(lambda: all(r.epoch == 7 for r in it["p0"].peers.decode if r.pod == "d0"))
-        await eventually(lambda: any(view.epoch == 4 for view in it._views()))
+        await eventually(lambda: any(view.epoch == 4 for view in it.views()))
         asked = {
             "temperature": 0,
             "max_tokens": 9,
@@ -128,15 +140,9 @@ async def test_a_burst_spreads_before_the_next_report() -> None:
             it[pod].silent = True
         await asyncio.sleep(0.05)
         for pod in ("p0", "p1"):
-            it[pod].prefills = [after(0.2, _default) for _ in range(4)]
+            it[pod].prefills = [after(0.2, prefill_answer()) for _ in range(4)]
         await asyncio.gather(*(it.complete(prompt="x" * 400) for _ in range(4)))
         assert (len(it["p0"].seen), len(it["p1"].seen)) == (2, 2)
-
-
-async def _default(*args: object) -> object:
-    from tests.gateway.fakes import prefill_answer  # noqa: PLC0415
-
-    return await prefill_answer()(*args)  # type: ignore[arg-type]
 
 
 async def test_monitor_tells_prefill_workers_of_decode_workers_and_follows_a_flip() -> None:
@@ -148,8 +154,8 @@ async def test_monitor_tells_prefill_workers_of_decode_workers_and_follows_a_fli
         await eventually(lambda: {r.pod for r in it["p0"].peers.decode} == {"d0"})
 
 
-async def test_token_is_sent_to_the_workers(tmp_path: object) -> None:
-    file = tmp_path / "token"  # type: ignore[operator]
+async def test_token_is_sent_to_the_workers(tmp_path: Path) -> None:
+    file = tmp_path / "token"
     file.write_text("new\nold\n")
     async with stage(prefill("p0", token="new"), decoder("d0", token="new"), token_file=str(file)) as it:
         assert (await it.complete())[0] == 200
@@ -159,8 +165,8 @@ async def test_token_is_sent_to_the_workers(tmp_path: object) -> None:
         assert (await it.complete())[0] == 200
 
 
-async def test_debug_table_wants_the_token_and_shows_no_prompt(tmp_path: object) -> None:
-    file = tmp_path / "token"  # type: ignore[operator]
+async def test_debug_table_wants_the_token_and_shows_no_prompt(tmp_path: Path) -> None:
+    file = tmp_path / "token"
     file.write_text("first\nsecond\n")
     workers = (prefill("p0", token="first"), decoder("d0", hang(), token="first"))
     async with stage(*workers, token_file=str(file)) as it:

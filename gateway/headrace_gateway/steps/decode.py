@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from headrace_core.api.names import Role
 from headrace_core.api.wire import Handoff, WorkerRef
-
 from headrace_gateway.errors import (
     ConnectFailed,
     KvUnavailable,

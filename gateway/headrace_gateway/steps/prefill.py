@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from headrace_core.api.names import Role
 from headrace_core.api.wire import Handoff, HandoffAnswer
-
 from headrace_gateway.errors import KvUnavailable, WorkerLost, WorkerRefused
 from headrace_gateway.openai import ClientRequest, Verdict, judge, prefill_body, read_prefill_answer
 from headrace_gateway.ports import Answer, Workers

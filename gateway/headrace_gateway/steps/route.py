@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from headrace_core.api.names import Role
-
 from headrace_gateway.registry import Standing, WorkerView
 
 
