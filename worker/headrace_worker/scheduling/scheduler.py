@@ -22,15 +22,12 @@ from vllm.v1.request import Request, RequestStatus
 from headrace_core.api.names import Role
 from headrace_worker.engine.cell import ENV_CELL, EngineCell
 from headrace_worker.engine.interface import EngineState
+from headrace_worker.engine.vllm import CALL_READ_ROLE, CALL_RELEASE
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
-
-    _Base = Scheduler
-else:
-    _Base = object
 
 HEAVY_TOKENS: Final = 128
 """A resident that may still generate more than this is heavy (TetriInfer, section 3.3)."""
@@ -44,8 +41,19 @@ _LONG_AGO: Final = 0.0
 """A lease that ended at the start of the clock."""
 
 
-class PoolScheduling(_Base):
+class PoolScheduling:
     """The part that is the same over both schedulers. It changes no decision of theirs."""
+
+    # What it uses of them; vLLM ships no types.
+    requests: dict[str, Request]
+    waiting: Any
+    kv_holding_waiting: Any
+    running: list[Request]
+    connector: Any
+    kv_cache_manager: Any
+    kv_cache_config: Any
+    vllm_config: Any
+    block_size: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -88,7 +96,7 @@ class PoolScheduling(_Base):
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Plans a step, and counts the prompt tokens in it."""
         self._role, self._epoch = self._cell.read_role()
-        output = super().schedule(*args, **kwargs)
+        output: SchedulerOutput = super().schedule(*args, **kwargs)  # type: ignore[misc]
         for request_id, scheduled_tokens in output.num_scheduled_tokens.items():
             request = self.requests[request_id]
             computed_before = request.num_computed_tokens - scheduled_tokens
@@ -104,7 +112,7 @@ class PoolScheduling(_Base):
         """Takes in a step's results, and counts the KV that came and went."""
         if model_runner_output.kv_connector_output is not None:
             self._count_transfers(model_runner_output.kv_connector_output)
-        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         self._publish_in_turn()
         return outputs
 
@@ -116,7 +124,7 @@ class PoolScheduling(_Base):
         self._kv_receives += len((transfers.finished_recving or set()) - failed)
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
-        freed = super()._free_request(request, delay_free_blocks)
+        freed = super()._free_request(request, delay_free_blocks)  # type: ignore[misc]
         if request.request_id in self.requests:
             groups = self.kv_cache_manager.get_block_ids(request.request_id)
             self._held[request.request_id] = sum(len(group) for group in groups)
@@ -128,7 +136,7 @@ class PoolScheduling(_Base):
             self._released.discard(request.request_id)
         elif request.status != RequestStatus.FINISHED_ABORTED:
             self._kv_sent_bytes += blocks * self._block_bytes
-        super()._free_blocks(request)
+        super()._free_blocks(request)  # type: ignore[misc]
 
     def _publish_in_turn(self) -> None:
         if len(self.requests) <= _MANY_REQUESTS or time.monotonic() - self._published_at >= _PUBLISH_INTERVAL_S:
@@ -182,11 +190,11 @@ class PoolScheduling(_Base):
         )
 
 
-class PoolScheduler(PoolScheduling, Scheduler):
+class PoolScheduler(PoolScheduling, Scheduler):  # type: ignore[misc]
     """Over vLLM's plain scheduler."""
 
 
-class AsyncPoolScheduler(PoolScheduling, AsyncScheduler):
+class AsyncPoolScheduler(PoolScheduling, AsyncScheduler):  # type: ignore[misc]
     """Over vLLM's asynchronous scheduler."""
 
 
@@ -199,7 +207,7 @@ def _comes_with_kv(request: Request) -> bool:
     return bool(params and params.get("do_remote_prefill"))
 
 
-def _bytes_per_block(scheduler: Scheduler) -> int:
+def _bytes_per_block(scheduler: PoolScheduling) -> int:
     """Bytes of KV in one block over all layers of all ranks of the engine."""
     config = scheduler.kv_cache_config
     per_rank = sum(tensor.size for tensor in config.kv_cache_tensors) // config.num_blocks
@@ -223,8 +231,6 @@ def _release(engine_core: EngineCore, request_id: str) -> bool:
     return released
 
 
-CALL_READ_ROLE: Final = "headrace_read_role"
-CALL_RELEASE: Final = "headrace_release"
 CALLS: Final = {CALL_READ_ROLE: _read_role, CALL_RELEASE: _release}
 
 for _name, _call in CALLS.items():

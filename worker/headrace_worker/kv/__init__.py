@@ -1,0 +1,1 @@
+"""What Headrace plugs into vLLM's KV transfer."""
