@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from headrace_core.api.names import Reason, Role
 from headrace_core.api.wire import Phase
 from headrace_operator.plan.actions import Action, FinishFlip, ForgetFlip, HoldFlip, OwnFlip, WriteJournal
 from headrace_operator.plan.admission import LEDGER_LENGTH, forget, plan_requests
-from headrace_operator.plan.view import Silent, Window
+from headrace_operator.plan.view import FlipObject, Silent, Window
 from tests.operator.builders import FENCE, NOW, World, draining, entry, flip, pod, pool, state
 
 PODS = (pod(0), pod(1), pod(2, "decode"))
@@ -46,7 +47,7 @@ def world(*flips: object) -> World:
     return World().with_pods(*PODS).with_roles(KNOWN).with_flips(*(flips or (flip(),)))  # type: ignore[arg-type]
 
 
-def by_policy(**changes: object) -> object:
+def by_policy(**changes: Any) -> FlipObject:
     return flip(by_operator=True, **changes)
 
 
