@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.api import Cluster
+from e2e.cluster.api import ROOT, Cluster
 from headrace_core.api import engine_args, names
 
 Spec = dict[str, Any]
@@ -207,6 +207,12 @@ def names_field(said: str, field: str) -> bool:
 
 def test_the_spec_that_the_bad_ones_differ_from_is_good(headrace: Cluster) -> None:
     assert refusal(headrace, manifest(GOOD)) == ""
+
+
+@pytest.mark.parametrize("sample", ["quickstart.yaml", "flip.yaml"])
+def test_the_samples_are_taken(headrace: Cluster, sample: str) -> None:
+    done = headrace.try_kubectl("create", "--dry-run=server", "-f", str(ROOT / "manifests" / sample))
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("case", BAD)
