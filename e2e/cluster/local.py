@@ -1,18 +1,21 @@
 """Runs a local cluster in the foreground: the control plane, the hostlet's nodes and Prometheus, until SIGTERM.
 
 `python -m e2e.cluster.local --folder DIR` is the parent of all programs of a cluster. They die with it, however it
-ends; `--with-parent` makes it die with its own parent too.
+ends. With `--lifeline` it ends when its standard input does, that is, when the process at the other end is gone.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import signal
 import ssl
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import httpx
@@ -20,10 +23,10 @@ import httpx
 from e2e.cluster import build, components, prometheus
 from e2e.cluster.components import Component
 from e2e.cluster.hostlet_config import HostletConfig, NodeConfig
-from e2e.cluster.pki import Authority, write_service_account_keys
+from e2e.cluster.pki import LIFETIME, Authority, write_service_account_keys
 from e2e.cluster.progress import ClusterError
-from e2e.cluster.slots import Claim, Slot
-from e2e.cluster.supervisor import Supervisor, die_with_parent
+from e2e.cluster.slots import Slot, claim_slot
+from e2e.cluster.supervisor import Supervisor
 
 NODES = {"node-a": "zone-1", "node-b": "zone-2"}
 GPUS_PER_NODE = 8
@@ -37,21 +40,19 @@ PROXY_RIGHTS = "headrace-e2e-proxy"
 class LocalRun:
     """Brings one cluster up, program by program, in a folder of its own."""
 
-    def __init__(self, folder: Path, tools: build.Tools, claim: Claim) -> None:
+    def __init__(self, folder: Path, tools: build.Tools, slot: Slot, supervisor: Supervisor) -> None:
         self._folder = folder
         self._tools = tools
-        self._claim = claim
-        self._slot: Slot = claim.slot
-        self._logs = folder / "logs"
-        self._logs.mkdir(parents=True, exist_ok=True)
-        self.supervisor = Supervisor(folder, self._logs)
+        self._slot = slot
+        self._supervisor = supervisor
+        self._url = slot.apiserver_url
+        self._pki = Authority(folder / "pki")
+        self._etcd_pki = Authority(folder / "pki" / "etcd")
 
     def up(self) -> None:
         """Starts everything, in order, and writes `ready.json` when it is up."""
-        self._pki = Authority(self._folder / "pki")
-        components.issue_all(self._pki, self._slot, list(NODES))
+        components.issue_all(self._pki, self._etcd_pki, self._slot, list(NODES))
         write_service_account_keys(self._pki.folder / "service-accounts.key", self._pki.folder / "service-accounts.pub")
-        self._url = f"https://{self._slot.control_plane}:{components.APISERVER_PORT}"
         for identity in ("admin", "controller-manager", "scheduler", "proxy", *NODES):
             self._pki.kubeconfig(identity, self._url)
         self._start_control_plane()
@@ -60,37 +61,29 @@ class LocalRun:
         self._start_prometheus()
         ready = {
             "kubeconfig": str(self._pki.folder / "admin.kubeconfig"),
-            "prometheus_url": f"http://{self._slot.prometheus}:{components.PROMETHEUS_PORT}",
+            "prometheus_url": self._slot.prometheus_url,
             "helm": str(self._tools.helm),
             "kubectl": str(self._tools.kubectl),
             "nodes": list(NODES),
-            "slot": self._slot.number,
+            "slot": asdict(self._slot),
         }
         unfinished = self._folder / "ready.unfinished"
         unfinished.write_text(json.dumps(ready, indent=2))
         unfinished.rename(self._folder / "ready.json")
 
     def _start_control_plane(self) -> None:
-        program, slot, pki = self._tools.controlplane, self._slot, self._pki
-        verified = ssl.create_default_context(cafile=pki.certificate)
-        verified.load_cert_chain(pki.crt("admin"), pki.key("admin"))
-
-        def answers(url: str) -> bool:
-            try:
-                return httpx.get(url, verify=verified, trust_env=False).status_code == httpx.codes.OK
-            except httpx.HTTPError:
-                return False
-
-        etcd_health = f"http://{slot.control_plane}:{components.ETCD_PORT}/health"
-        data = self._folder / "etcd"
-        start = self.supervisor.start
-        start(Component("etcd", components.etcd(program, slot, data), lambda: answers(etcd_health)))
-        command = components.apiserver(program, slot, pki)
-        start(Component("kube-apiserver", command, lambda: answers(f"{self._url}/readyz")))
+        program, slot, pki, etcd_pki = self._tools.controlplane, self._slot, self._pki, self._etcd_pki
+        start = self._supervisor.start
+        command = components.etcd(program, slot, etcd_pki, self._folder / "etcd")
+        health = f"https://{slot.control_plane}:{slot.ports.etcd}/health"
+        start(Component("etcd", command, _answers(health, _context(etcd_pki, "etcd"))))
+        command = components.apiserver(program, slot, pki, etcd_pki)
+        start(Component("kube-apiserver", command, _answers(f"{self._url}/readyz", _context(pki, "admin"))))
         command = components.controller_manager(program, slot, pki)
         start(Component("kube-controller-manager", command, self._controllers_work))
         command = components.scheduler(program, slot, pki)
-        start(Component("kube-scheduler", command, lambda: True))
+        health = f"https://{slot.control_plane}:{slot.ports.scheduler}/healthz"
+        start(Component("kube-scheduler", command, _answers(health, _context(pki, "admin"))))
 
     def _controllers_work(self) -> bool:
         # The first thing that users miss before the controllers run: pods want this service account.
@@ -111,9 +104,11 @@ class LocalRun:
         )
         path = self._folder / "hostlet.json"
         config.save(path)
-        self.supervisor.start(Component("hostlet", components.hostlet(path), self._nodes_ready))
+        self._supervisor.start(Component("hostlet", components.hostlet(path), self._nodes_ready))
 
     def _node(self, index: int, name: str, zone: str) -> NodeConfig:
+        # So that all logs are found in one place while the cluster runs, too.
+        (self._folder / "logs" / name).symlink_to(self._folder / "hostlet" / name / "logs")
         return NodeConfig(
             name=name,
             address=self._slot.node(index),
@@ -122,6 +117,7 @@ class LocalRun:
             serving_key=str(self._pki.key(f"{name}-server")),
             client_ca=str(self._pki.certificate),
             pod_cidr=self._slot.pods(index),
+            kubelet_port=self._slot.ports.kubelet,
             gpus=GPUS_PER_NODE,
             zone=zone,
             accelerator="none",
@@ -134,22 +130,15 @@ class LocalRun:
         account = (prometheus.SERVICE_ACCOUNT, "-n", prometheus.NAMESPACE)
         token_file = self._pki.folder / "prometheus.token"
         token_file.touch(mode=0o600)
-        token_file.write_text(self._kubectl("create", "token", *account, "--duration=48h"))
+        # As long as the certificates: nobody renews it, and a demo may be kept running for days.
+        token_file.write_text(self._kubectl("create", "token", *account, f"--duration={LIFETIME.days * 24}h"))
         targets = self._folder / "targets.json"
         command = components.discovery(self._url, self._pki.certificate, token_file, targets)
-        self.supervisor.start(Component("discovery", command, targets.exists))
+        self._supervisor.start(Component("discovery", command, targets.exists))
         config = prometheus.write_config(self._folder / "prometheus.yml", targets)
-        data = self._folder / "prometheus"
-        url = f"http://{self._slot.prometheus}:{components.PROMETHEUS_PORT}/-/ready"
-
-        def ready() -> bool:
-            try:
-                return httpx.get(url, trust_env=False).status_code == httpx.codes.OK
-            except httpx.HTTPError:
-                return False
-
-        command = components.prometheus(prometheus.program(), self._slot, config, data)
-        self.supervisor.start(Component("prometheus", command, ready))
+        command = components.prometheus(prometheus.program(), self._slot, config, self._folder / "prometheus")
+        ready = _answers(f"{self._slot.prometheus_url}/-/ready")
+        self._supervisor.start(Component("prometheus", command, ready))
 
     def _kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         done = self._run_kubectl(*arguments, stdin=stdin)
@@ -191,27 +180,67 @@ def _list_of(items: list[dict[str, object]]) -> str:
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
 
 
+def _context(pki: Authority, identity: str) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=pki.certificate)
+    context.load_cert_chain(pki.crt(identity), pki.key(identity))
+    return context
+
+
+def _answers(url: str, verify: ssl.SSLContext | bool = True) -> Callable[[], bool]:
+    def answers() -> bool:
+        try:
+            return httpx.get(url, verify=verify, trust_env=False).status_code == httpx.codes.OK
+        except httpx.HTTPError:
+            return False
+
+    return answers
+
+
+def remove_data(folder: Path) -> None:
+    """Removes all files of a cluster that has ended, but its logs (those of a node's pods are in `logs/NODE`)."""
+    for of_pods in folder.glob("hostlet/*/logs"):
+        link = folder / "logs" / of_pods.parent.name
+        link.unlink(missing_ok=True)
+        of_pods.rename(link)
+    for found in folder.iterdir():
+        if found.name in ("logs", "failed"):
+            continue
+        if found.is_dir():
+            shutil.rmtree(found)
+        else:
+            found.unlink()
+
+
+def _run(folder: Path, lifeline: int | None) -> None:
+    logs = folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    supervisor = Supervisor(folder, logs, lifeline)
+    for end in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(end, lambda *_: supervisor.stop())
+    claim = claim_slot()
+    try:
+        LocalRun(folder, build.tools(), claim.slot, supervisor).up()
+        supervisor.watch()
+    finally:
+        started = time.monotonic()
+        supervisor.end_all()
+        print(f"ended in {time.monotonic() - started:.1f} s", flush=True)
+
+
 def main() -> int:
     """Runs the cluster until SIGTERM or SIGINT; 1 if it could not be brought up."""
     parser = argparse.ArgumentParser(prog="python -m e2e.cluster.local", description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="where the cluster's files go")
-    parser.add_argument("--with-parent", action="store_true", help="end when the parent process ends")
+    parser.add_argument("--lifeline", action="store_true", help="end when the standard input ends")
     options = parser.parse_args()
-    if options.with_parent:
-        die_with_parent()
-    run = LocalRun(options.folder.resolve(), build.tools(), Claim())
-    for end in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(end, lambda *_: run.supervisor.stop())
+    folder = options.folder.resolve()
     try:
-        run.up()
-        run.supervisor.watch()
+        _run(folder, sys.stdin.fileno() if options.lifeline else None)
     except ClusterError as error:
-        (options.folder / "failed").write_text(str(error))
+        (folder / "failed").write_text(str(error))
         return 1
     finally:
-        started = time.monotonic()
-        run.supervisor.end_all()
-        print(f"ended in {time.monotonic() - started:.1f} s", flush=True)
+        remove_data(folder)
     return 0
 
 

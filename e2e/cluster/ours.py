@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -17,12 +18,16 @@ from typing import Any
 
 from e2e.cluster import build
 from e2e.cluster.api import ROOT, RUNS, Ability, Cluster, wait_for
+from e2e.cluster.hostlet.control import HostletControl
+from e2e.cluster.local import remove_data
 from e2e.cluster.progress import ClusterError, say, tail
 from e2e.cluster.prometheus import SCRAPE_INTERVAL_S
 from e2e.cluster.supervisor import hold_file, pid_file
 
 UP_TIMEOUT_S = 120.0
 DOWN_TIMEOUT_S = 60.0
+OLD_LOGS_S = 24 * 3600.0
+"""Age from which the logs of clusters that have ended are removed."""
 
 
 class LocalCluster(Cluster):
@@ -30,6 +35,10 @@ class LocalCluster(Cluster):
 
     abilities = frozenset(Ability)
     scrape_interval_s = float(SCRAPE_INTERVAL_S)
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._lifeline: int | None = None
 
     @property
     def folder(self) -> Path:
@@ -42,50 +51,70 @@ class LocalCluster(Cluster):
         Raises:
             ClusterError: one of that name is running, or a program did not come up.
         """
-        if self._parent_pid() is not None:
-            raise ClusterError(f"the cluster {self.name} is running: end it with `make down` or {self._down_command}")
         build.tools()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.logs_dir.mkdir(parents=True)
+        RUNS.mkdir(parents=True, exist_ok=True)
+        with (RUNS / ".lock").open("w") as lock:
+            # Two that start at once must not take the same folder, or sweep the other's away.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if self._parent() is not None:
+                raise ClusterError(f"the cluster {self.name} is running: end it with {self._down_command}")
+            _sweep()
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.logs_dir.mkdir(parents=True)
+            parent = self._launch(keep=keep)
         say(f"starting a control plane, two nodes and Prometheus ({self.folder.relative_to(ROOT)})")
-        command = [sys.executable, "-m", "e2e.cluster.local", f"--folder={self.folder}"]
         log = self.logs_dir / "cluster.log"
-        with log.open("w") as output:
-            parent = subprocess.Popen(
-                command if keep else [*command, "--with-parent"],
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        (self.folder / "pid").write_text(f"{parent.pid} {_started(parent.pid)}")
         failed = self.folder / "failed"
         deadline = time.monotonic() + UP_TIMEOUT_S
         while not (self.folder / "ready.json").exists():
             if parent.poll() is not None or time.monotonic() > deadline:
                 why = failed.read_text() if failed.exists() else f"log: {log}{tail(log)}"
+                self.down()
                 raise ClusterError(f"the local cluster did not come up: {why}")
             time.sleep(0.1)
 
+    def _launch(self, *, keep: bool) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "e2e.cluster.local", f"--folder={self.folder}"]
+        reading = subprocess.DEVNULL
+        if not keep:
+            # Never closed by hand but in `down`: the kernel does it when this process ends, however it ends.
+            reading, self._lifeline = os.pipe()
+            command.append("--lifeline")
+        with (self.logs_dir / "cluster.log").open("w") as output:
+            parent = subprocess.Popen(
+                command, cwd=ROOT, stdin=reading, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        if reading != subprocess.DEVNULL:
+            os.close(reading)
+        (self.folder / "pid").write_text(f"{parent.pid} {_started(parent.pid)}")
+        return parent
+
     def down(self) -> None:
-        """Ends all of the cluster's programs; its folder with the logs stays until the next `up`."""
-        pid = self._parent_pid()
-        if pid is None:
-            return
-        os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + DOWN_TIMEOUT_S
-        while self._parent_pid() is not None:
-            _reap(pid)
-            if time.monotonic() > deadline:
-                os.kill(pid, signal.SIGKILL)
-            time.sleep(0.1)
+        """Ends all of the cluster's programs and removes its data; the logs stay for a day."""
+        pid = self._parent()
+        if pid is not None:
+            started = _started(pid)
+            os.kill(pid, signal.SIGTERM)
+            deadline = time.monotonic() + DOWN_TIMEOUT_S
+            while _started(pid) == started:
+                _reap(pid)
+                if time.monotonic() > deadline:
+                    os.kill(pid, signal.SIGKILL)
+                time.sleep(0.1)
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
         self.__dict__.pop("_ready", None)
+
+    def discard_logs(self) -> None:
+        """Removes the logs of a cluster that has ended."""
+        if self._parent() is None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
     def is_up(self) -> bool:
         """Whether it has come up and runs."""
-        return self._parent_pid() is not None and (self.folder / "ready.json").exists()
+        return self._parent() is not None and (self.folder / "ready.json").exists()
 
     @cached_property
     def _ready(self) -> dict[str, Any]:
@@ -121,6 +150,11 @@ class LocalCluster(Cluster):
         names: list[str] = self._ready["nodes"]
         return names
 
+    @property
+    def faults(self) -> HostletControl:
+        """What can be done to nodes and pods: lose, kill, freeze, delay."""
+        return HostletControl(self.folder / "hostlet")
+
     def service_url(self, name: str, *, namespace: str) -> str:
         """Address of a Service's first port: ClusterIPs are loopback addresses here."""
         spec = self.get("service", name, namespace=namespace)["spec"]
@@ -139,7 +173,7 @@ class LocalCluster(Cluster):
         try:
             yield
         finally:
-            hold_file(self.folder, component).unlink()
+            hold_file(self.folder, component).unlink(missing_ok=True)
             wait_for(f"{component} to start", lambda: self.pid_of(component) != pid, timeout_s=30)
 
     def restart_apiserver(self) -> None:
@@ -160,13 +194,28 @@ class LocalCluster(Cluster):
     def _down_command(self) -> str:
         return f"`python -m e2e.cluster down --name {self.name}`"
 
-    def _parent_pid(self) -> int | None:
-        """The running parent of the cluster. A process id alone says little: ids are used again."""
-        try:
-            pid, started = (self.folder / "pid").read_text().split()
-        except (FileNotFoundError, ValueError):
-            return None
-        return int(pid) if _started(int(pid)) == started else None
+    def _parent(self) -> int | None:
+        return _parent_of(self.folder)
+
+
+def _parent_of(folder: Path) -> int | None:
+    """The running parent of a cluster's programs. A process id alone says little: ids are used again."""
+    try:
+        pid, started = (folder / "pid").read_text().split()
+    except (FileNotFoundError, ValueError):
+        return None
+    return int(pid) if _started(int(pid)) == started else None
+
+
+def _sweep() -> None:
+    """Removes what clusters left that were killed, and the logs of those that ended long ago."""
+    for folder in RUNS.iterdir():
+        if not folder.is_dir() or _parent_of(folder) is not None:
+            continue
+        if time.time() - folder.stat().st_mtime > OLD_LOGS_S:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            remove_data(folder)
 
 
 def _started(pid: int) -> str | None:

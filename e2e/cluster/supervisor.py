@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import time
@@ -19,6 +20,8 @@ from e2e.cluster.progress import ClusterError, tail
 UP_TIMEOUT_S = 60.0
 # The API server would wait a minute for its watches to end; nothing here needs that.
 END_TIMEOUT_S = 4.0
+# A program that ends as soon as it is started is not started more often than this.
+START_AGAIN_AFTER_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -29,20 +32,25 @@ def die_with_parent() -> None:
 
 
 class Supervisor:
-    """The programs of one cluster, children of this process, with their logs in one folder."""
+    """The programs of one cluster, children of this process, with their logs in one folder.
 
-    def __init__(self, folder: Path, logs: Path) -> None:
+    `lifeline` is the reading end of a pipe: when its other end is closed, it is time to end.
+    """
+
+    def __init__(self, folder: Path, logs: Path, lifeline: int | None) -> None:
         self._folder = folder
         self._logs = logs
+        self._lifeline = lifeline
         self._components: list[Component] = []
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._stopping = False
+        self._started: dict[str, float] = {}
+        self._told_to_stop = False
 
     def start(self, component: Component) -> None:
         """Starts a program and waits until it is up.
 
         Raises:
-            ClusterError: it ended, or was not up after a minute.
+            ClusterError: it ended, was not up after a minute, or the cluster is to end.
         """
         self._components.append(component)
         self._launch(component)
@@ -54,32 +62,49 @@ class Supervisor:
                 raise ClusterError(f"{component.name} ended with code {code}; log: {log}{tail(log)}")
             if time.monotonic() > deadline:
                 raise ClusterError(f"{component.name} is not up after {UP_TIMEOUT_S:.0f} s; log: {log}{tail(log)}")
+            if self._is_to_end():
+                raise ClusterError(f"told to end while {component.name} was starting")
             time.sleep(0.05)
 
     def watch(self) -> None:
-        """Starts again what ends, and obeys the holds, until `stop` is called (by a signal's handler)."""
-        while not self._stopping:
+        """Starts again what ends, and obeys the holds, until `stop` is called (by a signal) or the lifeline ends."""
+        while not self._is_to_end():
             for component in self._components:
                 process = self._running[component.name]
                 held = hold_file(self._folder, component.name).exists()
                 if held and process.poll() is None:
                     _end(process)
-                elif not held and process.poll() is not None and not self._stopping:
-                    self._launch(component)
-            time.sleep(0.2)
+                elif not held and process.poll() is not None and not self._is_to_end():
+                    self._launch_again(component)
+            time.sleep(0.1)
 
     def stop(self) -> None:
-        """Makes `watch` return."""
-        self._stopping = True
+        """Makes `start` and `watch` end."""
+        self._told_to_stop = True
 
     def end_all(self) -> None:
         """Ends the programs, the last started first."""
         for component in reversed(self._components):
-            _end(self._running[component.name])
+            if process := self._running.get(component.name):
+                _end(process)
+
+    def _is_to_end(self) -> bool:
+        if not self._told_to_stop and self._lifeline is not None:
+            # Nobody writes to it: readable means that the other end is closed.
+            self._told_to_stop = bool(select.select([self._lifeline], [], [], 0)[0])
+        return self._told_to_stop
+
+    def _launch_again(self, component: Component) -> None:
+        if time.monotonic() - self._started[component.name] < START_AGAIN_AFTER_S:
+            return
+        code = self._running[component.name].returncode
+        print(f"{component.name} ended with code {code}: starting it again", flush=True)
+        self._launch(component)
 
     def _launch(self, component: Component) -> None:
+        self._started[component.name] = time.monotonic()
         with (self._logs / f"{component.name}.log").open("ab") as log:
-            self._running[component.name] = subprocess.Popen(
+            process = subprocess.Popen(
                 component.command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -88,7 +113,11 @@ class Supervisor:
                 start_new_session=True,
                 preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread
             )
-        pid_file(self._folder, component.name).write_text(str(self._running[component.name].pid))
+        self._running[component.name] = process
+        # Others read this file at any time: it is never half written.
+        unfinished = self._folder / f"{component.name}.pid.unfinished"
+        unfinished.write_text(str(process.pid))
+        unfinished.rename(pid_file(self._folder, component.name))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
