@@ -9,13 +9,16 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlBaseConnector, NixlPullConnector
 from vllm.distributed.nixl_utils import NixlWrapper
+
+from headrace_worker.kv.holding import HoldingScheduler
+from headrace_worker.kv.pulling import ProvingWorker
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 PROGRESS_DELAY_US: Final = 100
@@ -34,6 +37,10 @@ class SleepingAgent(NixlWrapper):  # type: ignore[misc]
         finally:
             nixl.nixlBind = bindings  # type: ignore[attr-defined]
 
+    def make_prepped_xfer(self, *args: Any, notif_msg: bytes = b"", **kwargs: Any) -> Any:  # noqa: ARG002
+        """Prepares a transfer of KV, without its notification: that goes with the nonce (`ProvingWorker`)."""
+        return super().make_prepped_xfer(*args, **kwargs)
+
 
 class _BindingsWithDelay:
     """NIXL's bindings, but a new agent gets its pause: `nixl_agent` fixes it at zero just before it makes one."""
@@ -50,8 +57,13 @@ class _BindingsWithDelay:
 
 
 class NixlConnector(NixlPullConnector):  # type: ignore[misc]
-    """vLLM's pull connector over a `SleepingAgent`."""
+    """vLLM's pull connector over a `SleepingAgent`, whose pulls are proven."""
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         base_worker.NixlWrapper = SleepingAgent
-        super().__init__(vllm_config, role, kv_cache_config)
+        # Not the pull connector's own constructor: it would make a second agent.
+        NixlBaseConnector.__init__(self, vllm_config, role, kv_cache_config)
+        if role == KVConnectorRole.SCHEDULER:
+            self.connector_scheduler = HoldingScheduler(vllm_config, self.engine_id, kv_cache_config)
+        else:
+            self.connector_worker = ProvingWorker(vllm_config, self.engine_id, kv_cache_config)
