@@ -134,7 +134,7 @@ class PoolScheduling:
         blocks = self._held.pop(request.request_id, 0)
         if request.request_id in self._released:
             self._released.discard(request.request_id)
-        elif request.status != RequestStatus.FINISHED_ABORTED:
+        elif _is_held_for_others(request):
             self._kv_sent_bytes += blocks * self._block_bytes
         super()._free_blocks(request)  # type: ignore[misc]
 
@@ -162,11 +162,11 @@ class PoolScheduling:
             running_tokens += request.num_computed_tokens
             queued_prefill_tokens += max(0, request.num_prompt_tokens - request.num_computed_tokens)
         for request_id, blocks in self._held.items():
-            if self.requests[request_id].status == RequestStatus.FINISHED_ABORTED:
-                receiving += 1  # gone for its client, but its KV is still being written into our blocks
-            else:
+            if _is_held_for_others(self.requests[request_id]):
                 held += 1
                 held_blocks += blocks
+            else:
+                receiving += 1  # gone for its client, but its KV is still being written into our blocks
         pool = self.kv_cache_manager.block_pool
         return EngineState(
             epoch=self._epoch,
@@ -200,6 +200,11 @@ class AsyncPoolScheduler(PoolScheduling, AsyncScheduler):  # type: ignore[misc]
 
 def _may_still_generate(request: Request) -> int:
     return int(request.max_tokens - request.num_output_tokens)
+
+
+def _is_held_for_others(request: Request) -> bool:
+    params = request.kv_transfer_params
+    return bool(params and params.get("do_remote_decode"))
 
 
 def _comes_with_kv(request: Request) -> bool:
