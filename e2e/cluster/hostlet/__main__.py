@@ -37,6 +37,7 @@ class Hostlet:
         self.nodes: dict[str, Node] = {}
         self.sandbox_name = ""
         self._servers: dict[str, KubeletServer] = {}
+        self._group: asyncio.TaskGroup | None = None
         self._works: dict[str, asyncio.Task[None]] = {}
 
     def _make_folder(self) -> Path:
@@ -57,6 +58,7 @@ class Hostlet:
         control = ControlServer(self, self._make_folder() / "control.sock")
         try:
             async with asyncio.TaskGroup() as group:
+                self._group = group
                 group.create_task(self.proxy.run())
                 await self.proxy.services_known.wait()
                 for node in self.config.nodes:
@@ -81,16 +83,9 @@ class Hostlet:
 
     async def restore(self, name: str) -> None:
         """Begin a node's work."""
-        if name not in self._works:
+        if self._group and name not in self._works:
             await self._servers[name].start()
-            self._works[name] = asyncio.create_task(self._work(self.nodes[name]))
-
-    async def _work(self, node: Node) -> None:
-        try:
-            await node.run()
-        except Exception:
-            log.exception("node %s: the hostlet failed", node.config.name)
-            raise
+            self._works[name] = self._group.create_task(self.nodes[name].run())
 
 
 async def _until_told(config: HostletConfig) -> None:

@@ -40,6 +40,10 @@ class PodView(Protocol):
     grace_s: float
     stopping: asyncio.Event
 
+    def remaining_s(self) -> float:
+        """Seconds left of the grace period of a pod that stops."""
+        ...
+
     def image_argv(self, image: str) -> list[str] | None:
         """The entry point of an image, None where the node has no such image."""
         ...
@@ -101,11 +105,16 @@ class Container:
         """The container's name in the pod."""
         return str(self.spec["name"])
 
+    def is_to_run(self) -> bool:
+        """Whether the container is yet to be started, or to be started again."""
+        state = self.record.state
+        return not isinstance(state, Terminated) or restarts(self._policy, state.exit_code)
+
     async def run(self) -> None:
         """Run until the container has ended for good or the pod stops."""
+        if not self.is_to_run():
+            return
         if isinstance(self.record.state, Terminated):
-            if not restarts(self._policy, self.record.state.exit_code):
-                return
             self._backoff.next_delay_s(time.monotonic())
         while not self.pod.stopping.is_set():
             argv = await self._image()
@@ -152,7 +161,7 @@ class Container:
         while not self.pod.stopping.is_set():
             try:
                 return self._prepare(entry_point)
-            except ConfigError as error:
+            except (ConfigError, OSError) as error:
                 if not isinstance(self.record.state, Waiting) or self.record.state.message != str(error):
                     self.pod.event("Warning", "Failed", f"Error: {error}")
                 self._wait_for("CreateContainerConfigError", str(error))
@@ -190,6 +199,7 @@ class Container:
         record.image_id = f"hostlet://{self.spec['image']}"
         self._ended_for = None
         begun = time.time()
+        self._ending = None
         try:
             self.running = await self.pod.sandbox.start(launch)
         except StartError as error:
@@ -203,10 +213,15 @@ class Container:
             self.has_started.set()
         self.pod.event("Normal", "Started", f"Container {self.name} started")
         self.pod.changed()
+        if self.pod.stopping.is_set():
+            # The pod began to stop while the program was being started.
+            self._ending = asyncio.create_task(self.stop(self.pod.remaining_s))
         self._begin_watching()
-        code = await self.running.wait()
-        for task in self._tasks:
-            task.cancel()
+        try:
+            code = await self.running.wait()
+        finally:
+            for task in self._tasks:
+                task.cancel()
         self.running = None
         reason = self._ended_for or ("Completed" if code == 0 else "Error")
         return self._terminated(code, reason, begun, self._last_words(launch, code))
@@ -307,11 +322,12 @@ class Container:
 
     def restart(self, grace_s: float | None = None) -> None:
         """End this run of the container, with its grace period; the restart policy decides what follows."""
-        if self._ending is None or self._ending.done():
+        if self._ending is None and not self.pod.stopping.is_set():
             if grace_s is None:
                 grace_s = self.pod.grace_s
             deadline = time.monotonic() + grace_s
             self.record.ready = False
+            self.pod.changed()
             self.pod.event("Normal", "Killing", f"Container {self.name} will be restarted")
             self._ending = asyncio.create_task(self.stop(lambda: deadline - time.monotonic()))
 

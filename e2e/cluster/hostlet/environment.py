@@ -32,6 +32,15 @@ class PodFacts:
     allocatable: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Sources:
+    """What references in a pod's spec are looked up in."""
+
+    pod: Json
+    facts: PodFacts
+    lookup: Lookup
+
+
 def expand(text: str, variables: Mapping[str, str]) -> str:
     """Replace `$(NAME)` by its value; `$$` stands for `$`, and an unknown reference stays as it is."""
 
@@ -44,18 +53,16 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
     return _REFERENCE.sub(value, text)
 
 
-def container_env(
-    pod: Json, container: Json, facts: PodFacts, lookup: Lookup, services: Mapping[str, str]
-) -> dict[str, str]:
+def container_env(sources: Sources, container: Json, services: Mapping[str, str]) -> dict[str, str]:
     """The variables a container is started with: service variables, then `envFrom`, then `env`, later ones winning.
 
     Raises `ConfigError` for a Secret, ConfigMap or key that is named, not optional and not there.
     """
     result = dict(services)
     for source in container.get("envFrom") or []:
-        result.update(_from_object(source, lookup))
+        result.update(_from_object(source, sources.lookup))
     for entry in container.get("env") or []:
-        value = _env_value(entry, pod, container, facts, lookup, result)
+        value = _env_value(entry, sources, container, result)
         if value is not None:
             result[entry["name"]] = value
     return result
@@ -77,21 +84,19 @@ def _from_object(source: Json, lookup: Lookup) -> dict[str, str]:
     }
 
 
-def _env_value(
-    entry: Json, pod: Json, container: Json, facts: PodFacts, lookup: Lookup, so_far: Mapping[str, str]
-) -> str | None:
+def _env_value(entry: Json, sources: Sources, container: Json, so_far: Mapping[str, str]) -> str | None:
     source = entry.get("valueFrom")
     if not source:
         return expand(entry.get("value") or "", so_far)
     if "fieldRef" in source:
-        return field_value(pod, source["fieldRef"]["fieldPath"], facts)
+        return field_value(sources.pod, source["fieldRef"]["fieldPath"], sources.facts)
     if "resourceFieldRef" in source:
-        return resource_value(pod, source["resourceFieldRef"], facts, container)
+        return resource_value(sources.pod, source["resourceFieldRef"], sources.facts, container)
     kind, key = ("Secret", "secretKeyRef") if "secretKeyRef" in source else ("ConfigMap", "configMapKeyRef")
     if key not in source:
         raise ConfigError(f"env {entry['name']}: valueFrom {sorted(source)} is not offered by this node")
     reference = source[key]
-    found = lookup(kind, reference["name"])
+    found = sources.lookup(kind, reference["name"])
     data = object_data(kind, found) if found else {}
     if reference["key"] in data:
         return data[reference["key"]].decode("utf-8", "replace")
@@ -99,7 +104,7 @@ def _env_value(
         return None
     if found is None:
         raise ConfigError(f'{kind.lower()} "{reference["name"]}" not found')
-    namespace = pod["metadata"]["namespace"]
+    namespace = sources.pod["metadata"]["namespace"]
     raise ConfigError(f"couldn't find key {reference['key']} in {kind} {namespace}/{reference['name']}")
 
 

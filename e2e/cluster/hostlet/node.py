@@ -6,7 +6,9 @@ import asyncio
 import logging
 import os
 import platform
+import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -17,7 +19,7 @@ from e2e.cluster.hostlet.events import Events
 from e2e.cluster.hostlet.kube import STRATEGIC_PATCH, Kube, KubeError, KubeRefused, KubeUnavailable, reflect
 from e2e.cluster.hostlet.objects import ObjectCache
 from e2e.cluster.hostlet.pod import Pod
-from e2e.cluster.hostlet.sandbox import Sandbox
+from e2e.cluster.hostlet.sandbox import PathSandbox, Sandbox
 from e2e.cluster.hostlet.services import Addresses, NodeServices
 from e2e.cluster.hostlet.status import timestamp
 from e2e.cluster.hostlet_config import HostletConfig, NodeConfig
@@ -123,6 +125,7 @@ class Node:
             run_dir=Path(config.run_dir) / node.name,
             base_env=base_env(config),
             sandbox=sandbox,
+            path_sandbox=PathSandbox(),
             kube=self.kube,
             objects=ObjectCache(self.kube),
             events=Events(self.kube, node.name),
@@ -130,7 +133,8 @@ class Node:
             service_env=service_env,
         )
         self.pods: dict[str, Pod] = {}
-        self._lives: dict[str, asyncio.Task[None]] = {}
+        # Pods live in the group that also keeps the lease: an error of ours in one ends the node, and is seen.
+        self._group: asyncio.TaskGroup | None = None
         self._since = time.time()
         self.online = False
 
@@ -141,25 +145,20 @@ class Node:
             await self._register()
             self.online = True
             async with asyncio.TaskGroup() as group:
+                self._group = group
                 group.create_task(self._heartbeat())
                 group.create_task(self.services.events.run())
                 group.create_task(self._follow_pods())
         finally:
             self.online = False
-            await self._drop_pods()
+            self._drop_pods()
 
-    async def _drop_pods(self) -> None:
+    def _drop_pods(self) -> None:
         """The node is lost: its processes end at once, and nobody is told."""
-        lives = list(self._lives.values())
-        for life in lives:
-            life.cancel()
         for pod in self.pods.values():
             pod.signal_everything(signal.SIGKILL)
-        await asyncio.gather(*lives, return_exceptions=True)
-        for uid in list(self.pods):
-            self.services.objects.release(uid)
+            self.services.objects.release(pod.uid)
         self.pods.clear()
-        self._lives.clear()
         self.services.addresses = Addresses(self.config.pod_cidr)
 
     # The node's object.
@@ -242,6 +241,9 @@ class Node:
                 pod.removed()
         for each in pods:
             self._pod_changed("MODIFIED", each)
+        for folder in (self.services.run_dir / "pods").glob("*"):
+            if folder.name not in self.pods:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _pod_changed(self, event: str, pod: Json) -> None:
         uid = pod["metadata"]["uid"]
@@ -251,20 +253,13 @@ class Node:
                 known.removed()
         elif known:
             known.update(pod)
-        else:
+        elif self._group:
             self.pods[uid] = Pod(self.services, pod)
-            self._lives[uid] = asyncio.create_task(self._live(self.pods[uid]))
+            self._group.create_task(self._live(self.pods[uid]))
 
     async def _live(self, pod: Pod) -> None:
-        try:
-            await pod.run()
-        except Exception:
-            log.exception("pod %s/%s: the hostlet failed", pod.namespace, pod.name)
-            pod.signal_everything(signal.SIGKILL)
-            raise
-        finally:
-            self.pods.pop(pod.uid, None)
-            self._lives.pop(pod.uid, None)
+        await pod.run()
+        del self.pods[pod.uid]
 
     def find(self, namespace: str, name: str) -> Pod | None:
         """The pod of that name which runs here."""
@@ -274,7 +269,7 @@ class Node:
 def base_env(config: HostletConfig) -> dict[str, str]:
     """What every container's environment starts from: this machine's search path and home, and the settings' own."""
     return {
-        "PATH": os.environ.get("PATH", os.defpath),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
         "HOME": os.environ.get("HOME", "/root"),
         "LANG": "C.UTF-8",
         **config.env,

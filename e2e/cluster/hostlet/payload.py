@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from e2e.cluster.hostlet.environment import Lookup, PodFacts, field_value, object_data, resource_value
+from e2e.cluster.hostlet.environment import Lookup, Sources, field_value, object_data, resource_value
 
 Json = dict[str, Any]
 # (audience, seconds until expiry) -> token
@@ -28,16 +28,16 @@ class File:
     mode: int
 
 
-def volume_files(volume: Json, pod: Json, facts: PodFacts, lookup: Lookup, tokens: Tokens) -> dict[str, File]:
+def volume_files(volume: Json, sources: Sources, tokens: Tokens) -> dict[str, File]:
     """Relative path -> file, for a volume of one of the four kinds; raises `VolumeError` for a missing source."""
     if "projected" not in volume:
         kind = next(each for each in ("secret", "configMap", "downwardAPI") if each in volume)
         mode = volume[kind].get("defaultMode") or DEFAULT_MODE
-        return _source_files(volume, mode, pod, facts, lookup, tokens)
+        return _source_files(volume, mode, sources, tokens)
     mode = volume["projected"].get("defaultMode") or DEFAULT_MODE
     result: dict[str, File] = {}
     for source in volume["projected"].get("sources") or []:
-        result.update(_source_files(source, mode, pod, facts, lookup, tokens))
+        result.update(_source_files(source, mode, sources, tokens))
     return result
 
 
@@ -51,27 +51,25 @@ def _token_request(source: Json) -> tuple[str, int]:
     return source.get("audience") or "", source.get("expirationSeconds") or DEFAULT_TOKEN_LIFETIME_S
 
 
-def _source_files(
-    source: Json, mode: int, pod: Json, facts: PodFacts, lookup: Lookup, tokens: Tokens
-) -> dict[str, File]:
+def _source_files(source: Json, mode: int, sources: Sources, tokens: Tokens) -> dict[str, File]:
     if "secret" in source:
         reference = source["secret"]
-        return _keys("Secret", reference.get("secretName") or reference.get("name"), reference, mode, lookup)
+        return _keys("Secret", reference.get("secretName") or reference.get("name"), reference, mode, sources.lookup)
     if "configMap" in source:
-        return _keys("ConfigMap", source["configMap"]["name"], source["configMap"], mode, lookup)
+        return _keys("ConfigMap", source["configMap"]["name"], source["configMap"], mode, sources.lookup)
     if "downwardAPI" in source:
         items = source["downwardAPI"].get("items") or []
-        return {item["path"]: File(_downward(item, pod, facts), item.get("mode") or mode) for item in items}
+        return {item["path"]: File(_downward(item, sources), item.get("mode") or mode) for item in items}
     if "serviceAccountToken" in source:
         token = source["serviceAccountToken"]
         return {token["path"]: File(tokens(*_token_request(token)).encode(), mode)}
     raise VolumeError(f"projected source {sorted(source)} is not offered by this node")
 
 
-def _downward(item: Json, pod: Json, facts: PodFacts) -> bytes:
+def _downward(item: Json, sources: Sources) -> bytes:
     if "fieldRef" in item:
-        return field_value(pod, item["fieldRef"]["fieldPath"], facts).encode()
-    return resource_value(pod, item["resourceFieldRef"], facts).encode()
+        return field_value(sources.pod, item["fieldRef"]["fieldPath"], sources.facts).encode()
+    return resource_value(sources.pod, item["resourceFieldRef"], sources.facts).encode()
 
 
 def _keys(kind: str, name: str, reference: Json, mode: int, lookup: Lookup) -> dict[str, File]:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from e2e.cluster.hostlet.container import Container, Delays
-from e2e.cluster.hostlet.environment import PodFacts, container_env
+from e2e.cluster.hostlet.environment import PodFacts, Sources, container_env
 from e2e.cluster.hostlet.kube import STRATEGIC_PATCH, KubeRefused, KubeUnavailable
 from e2e.cluster.hostlet.payload import VolumeError
 from e2e.cluster.hostlet.sandbox import Mount
 from e2e.cluster.hostlet.services import NodeServices
-from e2e.cluster.hostlet.status import PodRecord, Terminated, pod_phase, pod_status, recorded, seconds
+from e2e.cluster.hostlet.status import PodRecord, pod_phase, pod_status, recorded, seconds
 from e2e.cluster.hostlet.tokens import PodTokens
 from e2e.cluster.hostlet.volumes import Volumes
 
@@ -44,7 +44,7 @@ class Pod:
         self.uid: str = pod["metadata"]["uid"]
         self.namespace: str = pod["metadata"]["namespace"]
         self.name: str = pod["metadata"]["name"]
-        self.sandbox = node.sandbox
+        self.sandbox = node.sandbox_of(pod)
         self.hostname: str = pod["spec"].get("hostname") or self.name[:63].rstrip("-.")
         self.stopping = asyncio.Event()
         self._gone = asyncio.Event()
@@ -55,7 +55,7 @@ class Pod:
         self._deadline: float | None = None
         self._sent: Json | None = None
         self.policy: str = pod["spec"].get("restartPolicy", "Always")
-        self.grace_s = float(pod["spec"].get("terminationGracePeriodSeconds") or 30)
+        self.grace_s = float(pod["spec"].get("terminationGracePeriodSeconds", 30))
         self._folder = node.run_dir / "pods" / self.uid
         self._logs = node.run_dir / "logs" / f"{self.namespace}_{self.name}_{self.uid}"
         self._volumes = Volumes(self._folder / "volumes", self._lookup, PodTokens(node.kube, pod))
@@ -70,10 +70,10 @@ class Pod:
         ]
         self.main = [
             Container(self, spec, record, spec.get("restartPolicy") or self.policy, delays)
-            for spec, record in zip(pod["spec"]["containers"], self.record.containers, strict=True)
+            for spec, record in zip(pod["spec"]["containers"], self.record.main, strict=True)
         ]
         self.pod_ip = ""
-        self._sidecars: list[asyncio.Task[None]] = []
+        self._runs: list[asyncio.Task[None]] = []
         if pod["metadata"].get("deletionTimestamp"):
             self._begin_deletion()
 
@@ -106,18 +106,21 @@ class Pod:
         return {
             **self.node.base_env,
             "HOSTNAME": self.hostname,
-            **container_env(self.pod, spec, self._facts(), self._lookup, services),
+            **container_env(Sources(self.pod, self._facts(), self._lookup), spec, services),
         }
 
     def mounts(self, spec: Json, env: Mapping[str, str]) -> list[Mount]:
         """The container's volumes, and a hosts file that knows the pod's name."""
         hosts = self._folder / "etc-hosts"
-        hosts.write_text(f"127.0.0.1\tlocalhost\n::1\tlocalhost\n{self.pod_ip}\t{self.hostname}\n")
+        lines = ["127.0.0.1\tlocalhost", "::1\tlocalhost", f"{self.pod_ip}\t{self.hostname}"]
+        for alias in self.pod["spec"].get("hostAliases") or []:
+            lines.append("\t".join([alias["ip"], *(alias.get("hostnames") or [])]))
+        hosts.write_text("\n".join(lines) + "\n")
         return [Mount(hosts, "/etc/hosts"), *self._volumes.mounts(self.pod, spec, env)]
 
     def container_folder(self, name: str) -> Path:
         """The container's own folder, made when it is missing."""
-        path = self._folder / "containers" / name
+        path: Path = self._folder / "containers" / name
         path.mkdir(parents=True, exist_ok=True)
         return path
 
@@ -151,6 +154,9 @@ class Pod:
         kept = ("labels", "annotations")
         if any(before["metadata"].get(key) != pod["metadata"].get(key) for key in kept):
             self._refresh.set()
+        if self._sent and readiness(pod["status"]) != readiness(self._sent):
+            # Someone else wrote to our conditions, as the node controller does for a node that it has lost.
+            self._sent = None
         self.changed()
 
     def removed(self) -> None:
@@ -160,13 +166,13 @@ class Pod:
         self._deadline = min(self._deadline or float("inf"), time.monotonic() + _FORCED_GRACE_S)
         self.stopping.set()
 
-    def fail(self, reason: str, message: str) -> None:
-        """End the pod at once as Failed for a reason of the node's."""
+    def fail(self, reason: str, message: str, grace_s: float = 0.0) -> None:
+        """End the pod as Failed for a reason of the node's."""
         if self.record.failure is None and not self._was_terminal:
             log.warning("%s/%s fails: %s: %s", self.namespace, self.name, reason, message)
             self.record.failure = (reason, message)
             self.event("Warning", reason, message)
-            self._deadline = time.monotonic()
+            self._deadline = time.monotonic() + grace_s
             self.stopping.set()
 
     def _begin_deletion(self) -> None:
@@ -176,7 +182,7 @@ class Pod:
         self._leaving.set()
         self.stopping.set()
 
-    def _remaining_s(self) -> float:
+    def remaining_s(self) -> float:
         return (self._deadline or 0.0) - time.monotonic()
 
     def containers(self) -> list[Container]:
@@ -186,7 +192,7 @@ class Pod:
     # The life.
 
     async def run(self) -> None:
-        """Live until the object is gone."""
+        """Live until the object is gone. When it is cancelled the processes are left: the node ends them."""
         async with asyncio.TaskGroup() as group:
             reporter = group.create_task(self._report())
             refresher = group.create_task(self._refresh_volumes())
@@ -200,38 +206,39 @@ class Pod:
         self._clean_up()
 
     async def _live(self) -> None:
-        deadline = asyncio.create_task(self._active_deadline())
+        running = asyncio.create_task(self._run_containers())
+        helpers = [asyncio.create_task(self._active_deadline()), asyncio.create_task(self._stop_when_told())]
         try:
-            running = asyncio.create_task(self._run_containers())
-            stopped = asyncio.create_task(self.stopping.wait())
-            await asyncio.wait([running, stopped], return_when=asyncio.FIRST_COMPLETED)
-            if not running.done():
-                await self._stop_containers()
-            stopped.cancel()
             await running
+            await self._stop_sidecars()
         finally:
-            deadline.cancel()
-        await self._stop_sidecars()
+            for task in [running, *helpers, *self._runs]:
+                task.cancel()
         self.record.sandbox_ready = False
         self.record.ended = True
         self.node.objects.release(self.uid)
         self.changed()
 
     async def _run_containers(self) -> None:
-        if not await self._set_up():
+        if not any(container.is_to_run() for container in self.main) or not await self._set_up():
             return
         for container in self.init:
             if not await self._run_init(container):
                 return
         if not self.stopping.is_set():
-            await asyncio.gather(*(container.run() for container in self.main))
+            await asyncio.gather(*(self._run(container) for container in self.main))
+
+    def _run(self, container: Container) -> asyncio.Task[None]:
+        task = asyncio.create_task(container.run())
+        self._runs.append(task)
+        return task
 
     async def _set_up(self) -> bool:
-        self.pod_ip = self.node.addresses.take()
-        self.record.pod_ip, self.record.host_ip = self.pod_ip, self.node.address
+        own = not self.pod["spec"].get("hostNetwork")
+        self.pod_ip = self.node.addresses.take() if own else self.node.address
+        self.record.host_ip = self.node.address
         self._folder.mkdir(parents=True, exist_ok=True)
         delay_s = _VOLUME_RETRY_FIRST_S
-        self.record.pod_ip = ""
         self.changed()
         await self.node.objects.hold(self.pod, self._refresh.set)
         while not self.stopping.is_set():
@@ -253,44 +260,41 @@ class Pod:
         """Run one init container; says whether the next may start."""
         if self.stopping.is_set():
             return False
-        task = asyncio.create_task(container.run())
+        task = self._run(container)
         if not container.record.sidecar:
             await task
-            state = container.record.state
-            return isinstance(state, Terminated) and state.exit_code == 0
-        self._sidecars.append(task)
-        started, stopping = (
-            asyncio.ensure_future(each) for each in (container.has_started.wait(), self.stopping.wait())
-        )
-        await asyncio.wait([started, stopping], return_when=asyncio.FIRST_COMPLETED)
+            return container.record.succeeded()
+        started = asyncio.create_task(container.has_started.wait())
+        await asyncio.wait([started, task], return_when=asyncio.FIRST_COMPLETED)
         started.cancel()
-        stopping.cancel()
         return container.record.started
 
-    async def _stop_containers(self) -> None:
+    async def _stop_when_told(self) -> None:
+        await self.stopping.wait()
         for container in self.containers():
             if container.running and self.pod["metadata"].get("deletionTimestamp"):
                 self.event("Normal", "Killing", f"Stopping container {container.name}")
-        alone = [each for each in self.containers() if not each.record.sidecar]
-        await asyncio.gather(*(each.stop(self._remaining_s) for each in alone))
+        ordinary = [each for each in self.containers() if not each.record.sidecar]
+        await asyncio.gather(*(each.stop(self.remaining_s) for each in ordinary))
 
     async def _stop_sidecars(self) -> None:
         # Sidecars end after the main containers, the last one first, and are not started again.
-        if not self._sidecars:
+        sidecars = [each for each in reversed(self.init) if each.record.sidecar and each.running]
+        if not sidecars:
             return
         if not self.stopping.is_set():
             self._deadline = time.monotonic() + self.grace_s
             self.stopping.set()
-        for container in reversed(self.init):
-            if container.record.sidecar:
-                await container.stop(self._remaining_s)
-        await asyncio.gather(*self._sidecars)
+        for container in sidecars:
+            await container.stop(self.remaining_s)
+        await asyncio.gather(*self._runs)
 
     async def _active_deadline(self) -> None:
         limit_s = self.pod["spec"].get("activeDeadlineSeconds")
         if limit_s is not None:
             await asyncio.sleep(self.record.start_time + limit_s - time.time())
-            self.fail("DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
+            message = "Pod was active on the node longer than the specified deadline"
+            self.fail("DeadlineExceeded", message, self.grace_s)
 
     async def _refresh_volumes(self) -> None:
         while True:
@@ -337,7 +341,7 @@ class Pod:
         return f"/api/v1/namespaces/{self.namespace}/pods/{self.name}"
 
     async def _finish(self) -> None:
-        """The last status, then the end of the object."""
+        """Send the last status, then end the object."""
         await asyncio.sleep(self.node.delays.termination_s)
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": self.uid}}
         sent = self._was_terminal
@@ -356,7 +360,7 @@ class Pod:
             await asyncio.sleep(_RETRY_S)
 
     def _clean_up(self) -> None:
-        if self.pod_ip:
+        if self.pod_ip != self.node.address:
             self.node.addresses.give_back(self.pod_ip)
         self.node.objects.release(self.uid)
         self._volumes.remove()
@@ -372,6 +376,12 @@ class Pod:
     def phase(self) -> str:
         """The phase as it would be reported."""
         return pod_phase(self.record, self.policy)
+
+
+def readiness(status: Json) -> dict[str, str]:
+    """The statuses of the conditions that say whether a pod takes work."""
+    conditions = status.get("conditions") or []
+    return {each["type"]: each["status"] for each in conditions if each["type"] in ("Ready", "ContainersReady")}
 
 
 def _replacing_lists(status: Json) -> Json:

@@ -128,7 +128,7 @@ async def _tcp(handler: Json, target: Target, timeout_s: float | None) -> Outcom
 
 
 async def probe(spec: Json, target: Target, tell: Callable[[bool, Outcome], None]) -> None:
-    """Probe for ever by `spec`; `tell` gets each verdict, and each failure that is not one yet with verdict True."""
+    """Probe for ever by `spec`; `tell` gets a verdict each time that a threshold is met."""
     threshold = Threshold(spec.get("successThreshold") or 1, spec.get("failureThreshold") or 3)
     period_s, timeout_s = spec.get("periodSeconds") or 10, spec.get("timeoutSeconds") or 1
     loop = asyncio.get_running_loop()

@@ -140,7 +140,9 @@ class PathSandbox:
     async def exec(self, running: Running, argv: Sequence[str]) -> asyncio.subprocess.Process:
         """Run beside the container's processes."""
         translated, env = self._translated(running.launch, argv)
-        return await _piped(translated, env, translate(running.launch.workdir, running.launch.mounts))
+        # Ends with the hostlet, as what runs in namespaces does.
+        wrapper = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
+        return await _piped([*wrapper, *translated], env, translate(running.launch.workdir, running.launch.mounts))
 
     def _translated(self, launch: Launch, argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         env = {key: translate(value, launch.mounts) for key, value in launch.env.items()}
@@ -238,12 +240,16 @@ async def _spawn(wrapper: Sequence[str], argv: Sequence[str], env: Mapping[str, 
                 start_new_session=True,
                 pass_fds=(info_end,),
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:
             os.close(info)
             raise StartError(str(error)) from error
         finally:
             os.close(info_end)
-    text = await _read_all(info)
+    try:
+        text = await _read_all(info)
+    except BaseException:
+        process.kill()
+        raise
     if not text:
         await process.wait()
         raise StartError(f"{wrapper[0]} ended before the program began; see {launch.log_path}")

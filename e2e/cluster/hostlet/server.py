@@ -9,11 +9,15 @@ from collections import deque
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from e2e.cluster.hostlet.container import Container
 from e2e.cluster.hostlet.node import Node
 
 log = logging.getLogger(__name__)
+
+# Common name of the certificate by which the API server speaks to nodes (kubeadm's name for it).
+APISERVER_CLIENT = "kube-apiserver-kubelet-client"
 
 _BLOCK = 65536
 _FOLLOW_S = 0.1
@@ -28,7 +32,7 @@ class KubeletServer:
 
     async def start(self) -> None:
         """Listen on the node's address."""
-        app = web.Application()
+        app = web.Application(middlewares=[_from_apiserver])
         app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._logs)
         app.router.add_get("/healthz", self._healthz)
         config = self._node.config
@@ -65,7 +69,9 @@ class KubeletServer:
         answer.enable_chunked_encoding()
         await answer.prepare(request)
         limit = int(request.query.get("limitBytes") or 0) or None
-        await self._send(answer, path, container, request.query.get("tailLines"), limit, _follows(request))
+        await self._send(
+            answer, path, container, tail=request.query.get("tailLines"), limit=limit, follow=_follows(request)
+        )
         await answer.write_eof()
         return answer
 
@@ -74,6 +80,7 @@ class KubeletServer:
         answer: web.StreamResponse,
         path: Path,
         container: Container,
+        *,
         tail: str | None,
         limit: int | None,
         follow: bool,
@@ -95,6 +102,16 @@ class KubeletServer:
                     if not follow_on:
                         return
                     await answer.write(follow_on)
+
+
+@web.middleware
+async def _from_apiserver(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Only the API server may ask: any identity of the cluster has a certificate of the same authority."""
+    certificate = request.transport.get_extra_info("peercert") if request.transport else None
+    names = [value for part in (certificate or {}).get("subject", ()) for key, value in part if key == "commonName"]
+    if names != [APISERVER_CLIENT]:
+        return web.Response(status=403, text=f"client {names} is not {APISERVER_CLIENT}")
+    return await handler(request)
 
 
 def _follows(request: web.Request) -> bool:

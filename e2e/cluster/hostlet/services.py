@@ -49,6 +49,11 @@ class Addresses:
         self._taken.discard(address)
 
 
+# A pod that carries this with the value "paths" runs without namespaces also where they can be had, so that both ways
+# can be tested on one machine.
+SANDBOX_ANNOTATION = "hostlet/sandbox"
+
+
 @dataclass
 class NodeServices:
     """Everything a pod needs of its node."""
@@ -59,9 +64,16 @@ class NodeServices:
     run_dir: Path
     base_env: Mapping[str, str]
     sandbox: Sandbox
+    # The other way, for pods that ask for it (SANDBOX_ANNOTATION).
+    path_sandbox: Sandbox
     kube: Kube
     objects: ObjectCache
     events: Events
     addresses: Addresses
     service_env: Callable[..., dict[str, str]]
     delays: FaultDelays = field(default_factory=FaultDelays)
+
+    def sandbox_of(self, pod: Json) -> Sandbox:
+        """How the pod sees its volumes."""
+        wanted = (pod["metadata"].get("annotations") or {}).get(SANDBOX_ANNOTATION)
+        return self.path_sandbox if wanted == self.path_sandbox.name else self.sandbox

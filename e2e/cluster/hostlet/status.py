@@ -79,6 +79,10 @@ class ContainerRecord:
     # An init container that keeps running beside the others (restartPolicy Always).
     sidecar: bool = False
 
+    def succeeded(self) -> bool:
+        """Whether it has ended with exit code 0."""
+        return isinstance(self.state, Terminated) and self.state.exit_code == 0
+
     def to_json(self) -> Json:
         """As in status.containerStatuses."""
         return {
@@ -99,7 +103,7 @@ class PodRecord:
     """What is known of one pod on its node; `failure` is a (reason, message) that the node itself ended it for."""
 
     init: list[ContainerRecord]
-    containers: list[ContainerRecord]
+    main: list[ContainerRecord]
     pod_ip: str = ""
     host_ip: str = ""
     start_time: float = 0.0
@@ -121,10 +125,11 @@ def seconds(text: str | None) -> float:
 
 def initialized(record: PodRecord) -> bool:
     """Whether every init container is done; a sidecar is when it has started."""
-    return all(
-        each.started if each.sidecar else isinstance(each.state, Terminated) and each.state.exit_code == 0
-        for each in record.init
-    )
+    return not _incomplete(record)
+
+
+def _incomplete(record: PodRecord) -> list[str]:
+    return [each.name for each in record.init if not (each.started if each.sidecar else each.succeeded())]
 
 
 def pod_phase(record: PodRecord, restart_policy: str) -> str:
@@ -136,14 +141,14 @@ def pod_phase(record: PodRecord, restart_policy: str) -> str:
     ):
         return "Failed"
     if record.ended:
-        return "Succeeded" if all(_exit_code(each) == 0 for each in record.containers) else "Failed"
-    if not initialized(record) and not any(isinstance(each.state, Started) for each in record.containers):
+        return "Succeeded" if all(_exit_code(each) == 0 for each in record.main) else "Failed"
+    if not initialized(record) and not any(isinstance(each.state, Started) for each in record.main):
         return "Pending"
-    if any(isinstance(each.state, Waiting) and not each.last for each in record.containers):
+    if any(isinstance(each.state, Waiting) and not each.last for each in record.main):
         return "Pending"
-    if any(isinstance(each.state, Started) for each in record.containers) or restart_policy == "Always":
+    if any(isinstance(each.state, Started) for each in record.main) or restart_policy == "Always":
         return "Running"
-    if all(_exit_code(each) == 0 for each in record.containers):
+    if all(_exit_code(each) == 0 for each in record.main):
         return "Succeeded"
     return "Failed" if restart_policy == "Never" else "Running"
 
@@ -183,9 +188,14 @@ def pod_status(pod: Json, record: PodRecord, now: float) -> Json:
         "podIPs": [{"ip": record.pod_ip}] if record.pod_ip else [],
         "startTime": timestamp(record.start_time),
         "conditions": list(record.conditions.values()),
-        "initContainerStatuses": [each.to_json() for each in record.init],
-        "containerStatuses": [each.to_json() for each in record.containers],
+        "initContainerStatuses": [_init_json(each) for each in record.init],
+        "containerStatuses": [each.to_json() for each in record.main],
     }
+
+
+def _init_json(record: ContainerRecord) -> Json:
+    # An init container that has done its work counts as ready.
+    return record.to_json() | ({"ready": True} if not record.sidecar and record.succeeded() else {})
 
 
 def _conditions(
@@ -196,11 +206,7 @@ def _conditions(
     result: dict[str, tuple[str, str | None, str | None]] = {
         "PodReadyToStartContainers": (_word(record.sandbox_ready), None, None)
     }
-    incomplete = [
-        each.name
-        for each in record.init
-        if not (each.started if each.sidecar else isinstance(each.state, Terminated) and each.state.exit_code == 0)
-    ]
+    incomplete = _incomplete(record)
     if not incomplete:
         result["Initialized"] = ("True", "PodCompleted" if phase == "Succeeded" else None, None)
     else:
@@ -209,7 +215,7 @@ def _conditions(
             "ContainersNotInitialized",
             f"containers with incomplete status: [{' '.join(incomplete)}]",
         )
-    watched = [*(each for each in record.init if each.sidecar), *record.containers]
+    watched = [*(each for each in record.init if each.sidecar), *record.main]
     unready = [each.name for each in watched if not each.ready]
     if done:
         containers: tuple[str, str | None, str | None] = ("False", done, None)
@@ -261,6 +267,10 @@ def recorded(spec: Json, old: Json | None, *, init: bool, reason: str) -> Contai
     state = old.get("state") or {}
     if "terminated" in state:
         record.state = _terminated(state["terminated"])
+    if init and not record.sidecar:
+        # The pod's network and folders are new, so its init containers run again.
+        record.last = record.state if isinstance(record.state, Terminated) else record.last
+        record.state = Waiting(reason)
     elif "running" in state:
         record.state = Terminated(
             UNKNOWN_EXIT_CODE,

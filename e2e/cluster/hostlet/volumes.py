@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from e2e.cluster.hostlet.environment import ConfigError, Lookup, PodFacts, expand
+from e2e.cluster.hostlet.environment import ConfigError, Lookup, PodFacts, Sources, expand
 from e2e.cluster.hostlet.payload import File, VolumeError, token_requests, volume_files
 from e2e.cluster.hostlet.sandbox import Mount
 from e2e.cluster.hostlet.tokens import PodTokens
@@ -58,16 +58,17 @@ class Volumes:
     async def _make(self, volume: Json, pod: Json, facts: PodFacts) -> Path:
         path: Path = self._folder / volume["name"]
         if "hostPath" in volume:
-            return host_path(volume["hostPath"])
+            try:
+                return host_path(volume["hostPath"])
+            except OSError as error:
+                raise VolumeError(str(error)) from error
         if "emptyDir" in volume:
-            path.mkdir(parents=True, exist_ok=True)
-            path.chmod(0o777)
-            return path
+            return empty_dir(path)
         if not any(kind in volume for kind in _WRITTEN):
             raise VolumeError(f"volume kind {sorted(set(volume) - {'name'})} is not offered by this node")
         for audience, lifetime_s in token_requests(volume):
             await self._tokens.ensure(audience, lifetime_s)
-        write_atomically(path, volume_files(volume, pod, facts, self._lookup, self._tokens.current))
+        write_atomically(path, volume_files(volume, Sources(pod, facts, self._lookup), self._tokens.current))
         return path
 
     def mounts(self, pod: Json, container: Json, env: Mapping[str, str]) -> list[Mount]:
@@ -94,6 +95,13 @@ def _below(source: Path, part: str, *, create: bool) -> Path:
         if not create:
             raise ConfigError(f'subPath "{part}" does not exist in the volume')
         path.mkdir(parents=True)
+    return path
+
+
+def empty_dir(path: Path) -> Path:
+    """The folder of an emptyDir volume: anyone may write there, and it outlives its containers."""
+    path.mkdir(parents=True, exist_ok=True)
+    path.chmod(0o777)
     return path
 
 
