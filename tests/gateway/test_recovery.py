@@ -332,6 +332,13 @@ async def test_release_is_tried_again() -> None:
         assert it["p0"].failing_releases == 0
 
 
+async def test_worker_that_failed_a_request_comes_last_for_it_although_it_reports_on() -> None:
+    workers = [prefill("p0", answer_error(500, 500)), prefill("p1", after(0.15, answer_error(500, 500))), prefill("p2")]
+    async with stage(*workers, decoder("d0")) as it:
+        assert (await it.complete())[0] == 200
+        assert [len(it[pod].seen) for pod in ("p0", "p1", "p2")] == [1, 1, 1]
+
+
 async def test_draining_worker_finishes_what_it_has() -> None:
     async with stage(prefill("p0", before(lambda: None, after(0.3, prefill_answer()))), decoder("d0")) as it:
         task = asyncio.create_task(it.complete())
