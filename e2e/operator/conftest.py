@@ -28,12 +28,16 @@ class Light:
         self.drain_file = folder / "drain"
         self.deployed = Deployed(cluster, namespace, name, "light")
 
+    @property
+    def command(self) -> list[str]:
+        """How the light worker is started."""
+        return [sys.executable, str(Path(__file__).with_name("light_worker.py"))]
+
     def manifest(self, **spec: Any) -> dict[str, Any]:
         """Two prefill workers and one decode worker, flips by hand only."""
-        command = [sys.executable, str(Path(__file__).with_name("light_worker.py"))]
         container = {
             "name": "worker",
-            "command": command,
+            "command": self.command,
             "env": [{"name": "LIGHT_DRAIN_FILE", "value": str(self.drain_file)}],
             "readinessProbe": {"httpGet": {"path": "/readyz", "port": "http"}, "periodSeconds": 1},
         }

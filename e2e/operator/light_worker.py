@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 import time
 import uuid
@@ -23,7 +24,7 @@ class State:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.role = os.environ["HEADRACE_ROLE"]
+        self.role = os.environ.get("HEADRACE_ROLE", "prefill")
         self.epoch = 0
         self.boot_id = uuid.uuid4().hex
         self.phase = "ready"
@@ -144,7 +145,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    """Serve until killed."""
+    """Serve until told to end. The first process of a container gets no signal that it has no handler for."""
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     Handler.state = State()
     address = (os.environ["HEADRACE_POD_IP"], int(os.environ.get("HEADRACE_PORT", "8000")))
     ThreadingHTTPServer(address, Handler).serve_forever()

@@ -318,6 +318,13 @@ _FINAL: Final[Mapping[int, type[ApiError]]] = {
 }
 
 
+_REFUSALS_SENT_AS_500: Final = (
+    "failed to create typed patch object",
+    "unable to convert unstructured object",
+)
+"""Server-side apply answers 500 to a field that the schema does not have, and to a value that cannot be read."""
+
+
 def _error(status: int, body: Object) -> ApiError | ApiUnavailableError:
     message = str(body.get("message") or "no message")
     reason = str(body.get("reason") or "Unknown")
@@ -328,8 +335,7 @@ def _error(status: int, body: Object) -> ApiError | ApiUnavailableError:
     kind = _FINAL.get(status)
     if kind is not None:
         return kind(status, reason, message, causes)
-    if status == 500 and "failed to create typed patch object" in message:  # noqa: PLR2004
-        # Server-side apply of a field that the schema does not have is answered with 500.
+    if status == 500 and any(words in message for words in _REFUSALS_SENT_AS_500):  # noqa: PLR2004
         return InvalidError(status, reason, message, causes)
     if status == 429 or status >= 500:  # noqa: PLR2004 - too many requests, server errors
         return ApiUnavailableError(f"{status} {reason}: {message}")
