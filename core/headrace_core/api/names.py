@@ -237,6 +237,7 @@ class Metric:
     WORKER_KV_SENT_BYTES: Final = "headrace_worker_kv_sent_bytes"
     WORKER_KV_RECEIVED_BYTES: Final = "headrace_worker_kv_received_bytes"
     WORKER_KV_RECEIVES: Final = "headrace_worker_kv_receives"
+    WORKER_KV_RECEIVE_FAILURES: Final = "headrace_worker_kv_receive_failures"
     WORKER_PREFILLED_TOKENS: Final = "headrace_worker_prefilled_tokens"
     """Counter: prompt tokens that this worker's engine computed itself."""
     WORKER_REFUSED: Final = "headrace_worker_refused_requests"

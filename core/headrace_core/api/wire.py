@@ -129,6 +129,8 @@ class Handoff(Message):
     expected_role: Role
     expected_epoch: NonNegativeInt
     first_token_sent: bool = False
+    max_tokens: NonNegativeInt | None = None
+    """Output tokens that the client allows; the prefill body itself says 1. None: as many as the context holds."""
 
 
 class HandoffAnswer(Message):
@@ -161,6 +163,12 @@ class ErrorCode(StrEnum):
     STALE_FENCE = "stale_fence"
     WRONG_POD = "wrong_pod"
     ROLE_CHANGE_UNDER_WAY = "role_change_under_way"
+    ALREADY_IN_ROLE = "already_in_role"
+    """409: the worker has this role at this epoch. There is nothing to drain, and the epoch stays."""
+    SHUTTING_DOWN = "shutting_down"
+    """409: the worker ends soon and changes no role any more."""
+    WORKER_FAILED = "worker_failed"
+    """409: the engine did not take up a role. Only a new process helps."""
     KV_TRANSFER_FAILED = "kv_transfer_failed"
     """502 from a decode worker: the KV could not be pulled (its prefill worker died). Prefill again."""
     INTERNAL = "internal_error"
