@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
     from headrace_worker.settings import Settings
 
-KV_LEASE_S: Final = 30
-"""How long a prefill worker holds KV for a decode worker that sends no heartbeat."""
-
 SCHEDULERS: Final = "headrace_worker.scheduling.scheduler"
 CONNECTOR: Final = "headrace_worker.kv.connector"
 
@@ -85,7 +82,7 @@ def owned_arguments(settings: Settings) -> list[tuple[str, str]]:
         # A decode worker that cannot get its KV says so: the gateway then asks for a new prefill, which a prefill
         # worker does faster than this one would.
         "kv_load_failure_policy": "fail",
-        "kv_connector_extra_config": {"kv_lease_duration": KV_LEASE_S},
+        "kv_connector_extra_config": {"kv_lease_duration": settings.kv_lease_s},
     }
     arguments = [
         ("model", model_location(settings.model)),

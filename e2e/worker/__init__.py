@@ -1,0 +1,1 @@
+"""Tests of real workers: vLLM, the real connector and scheduler, over loopback, without a cluster."""
