@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from headrace_core.api.wire import LoadReport
 from headrace_worker.door import Door
@@ -76,7 +76,7 @@ class Reporter:
             self.publish()
             await asyncio.sleep(self._interval_s)
 
-    async def reports(self) -> AsyncIterator[bytes]:
+    async def reports(self) -> AsyncGenerator[bytes, None]:
         """Each report as JSON, beginning with one made for this listener, until `close`."""
         self._listeners += 1
         try:

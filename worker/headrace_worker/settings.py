@@ -117,11 +117,17 @@ class Settings:
         "seconds that the scheduler may take to read a new epoch before this worker counts as failed",
         60.0,
     )
+    kv_lease_s: int = _setting(
+        "HEADRACE_WORKER_KV_LEASE",
+        _whole(6),
+        "seconds that a finished prefill's KV is held for a decode worker that sends no heartbeat",
+        30,
+    )
     shutdown_timeout_s: float = _setting(
         "HEADRACE_WORKER_SHUTDOWN_TIMEOUT",
         _seconds(0),
         "seconds that requests in flight and held KV get after SIGTERM; must be below the pod's grace period",
-        110.0,
+        570.0,
     )
 
     @property

@@ -1,0 +1,7 @@
+"""`python -m headrace_worker` is the command `headrace-worker`."""
+
+import sys
+
+from headrace_worker.main import main
+
+sys.exit(main())
