@@ -13,6 +13,9 @@ from pydantic import ValidationError
 from headrace_core.api.wire import ErrorCode, Handoff, HandoffAnswer
 from headrace_gateway.errors import BadRequest, ModelNotFound
 
+TEXT_MAX_TOKENS = 16
+"""What a text completion gets that does not say (OpenAI's API, and vLLM's)."""
+
 CHARACTERS_PER_TOKEN = 4
 """For an estimate where only the order of magnitude counts: the gateway has no tokenizer."""
 
@@ -52,6 +55,15 @@ class ClientRequest:
     body: Mapping[str, Any]
     stream: bool
     estimated_prompt_tokens: int
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Output tokens that the client allows. None: as many as the context holds, or what the worker will refuse."""
+        if self.endpoint is Endpoint.TEXT:
+            value = self.body.get("max_tokens", TEXT_MAX_TOKENS)
+        else:
+            value = self.body.get("max_completion_tokens") or self.body.get("max_tokens")
+        return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,3 +181,23 @@ def test_tokens_follow_their_file(tmp_path: Path) -> None:
 def test_without_a_token_file_nothing_is_asked() -> None:
     assert Tokens("").accepts(None)
     assert not Tokens("").header()
+
+
+MAX_TOKENS = [
+    ("text", Endpoint.TEXT, {"max_tokens": 7}, 7),
+    ("text that says nothing", Endpoint.TEXT, {}, 16),
+    ("text without a bound", Endpoint.TEXT, {"max_tokens": None}, None),
+    ("chat", Endpoint.CHAT, {"max_tokens": 7}, 7),
+    ("chat, the newer name first", Endpoint.CHAT, {"max_tokens": 7, "max_completion_tokens": 9}, 9),
+    ("chat that says nothing", Endpoint.CHAT, {}, None),
+    ("what the worker will refuse", Endpoint.TEXT, {"max_tokens": -1}, None),
+    ("no number", Endpoint.TEXT, {"max_tokens": "7"}, None),
+    ("a truth value", Endpoint.TEXT, {"max_tokens": True}, None),
+]
+
+
+@pytest.mark.parametrize(("name", "endpoint", "fields", "expected"), MAX_TOKENS, ids=[case[0] for case in MAX_TOKENS])
+def test_max_tokens_of_a_request(name: str, endpoint: Endpoint, fields: dict[str, Any], expected: int | None) -> None:
+    prompt = {"prompt": "x"} if endpoint is Endpoint.TEXT else {"messages": [{"role": "user", "content": "x"}]}
+    raw = json.dumps(prompt | fields).encode()
+    assert parse(raw, endpoint=endpoint, served_name="m", request_id="r").max_tokens == expected

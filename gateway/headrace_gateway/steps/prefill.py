@@ -26,7 +26,12 @@ async def prefill(request: ClientRequest, worker: WorkerView, workers: Workers) 
 
     Raises WorkerRefused, WorkerLost (also ConnectFailed) or KvUnavailable.
     """
-    handoff = Handoff(request_id=request.request_id, expected_role=Role.PREFILL, expected_epoch=worker.epoch)
+    handoff = Handoff(
+        request_id=request.request_id,
+        expected_role=Role.PREFILL,
+        expected_epoch=worker.epoch,
+        max_tokens=request.max_tokens,
+    )
     body = prefill_body(request, handoff)
     async with workers.post(worker.address, request.endpoint, body, request.request_id) as stream:
         status, content_type, answer = stream.status, stream.content_type, await stream.read()
