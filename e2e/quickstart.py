@@ -44,7 +44,7 @@ def on_this_machine(cluster: dict[str, Any], model: Path) -> dict[str, Any]:
         "mode": "Auto",
         "policy": "IdleThreshold",
         "interval": "5s",
-        "flips": {"mode": "Allowed", "cooldown": "30s", "drainTimeout": "1m", "idleBelow": "10%", "idleFor": "15s"},
+        "flips": {"mode": "Allowed", "cooldown": "30s", "drainTimeout": "1m", "idleBelow": "20%", "idleFor": "15s"},
     }
     spec["gateway"] = {"mode": "Managed", "replicas": 1}
     return cluster

@@ -240,7 +240,7 @@ def _rank(move: _Move) -> tuple[float, str, float, str]:
 
 
 def _percent(share: float | None) -> str:
-    return "unknown" if share is None else f"{share:.0%}"
+    return "unknown" if share is None else f"{share:.1%}"
 
 
 _HOLD_TEXT: Final = {
