@@ -178,7 +178,7 @@ def test_the_decision_in_words(case: str) -> None:
 def test_the_words_give_the_figures() -> None:
     seen = view(IDLE_PREFILL, BUSY_DECODE)
     words = elasticity.explain(elasticity.decide(seen), seen)
-    assert words == "w1 was busy 2%, under 10% of 1m, while all of pool d are busy (w2 80%)"
+    assert words == "w1 was busy 2.0%, under 10% of 1m, while all of pool d are busy (w2 80.0%)"
     seen = view(pool("p", worker("w0", None), worker("w1", None)), BUSY_DECODE)
     assert elasticity.explain(elasticity.decide(seen), seen) == "hold: the load of w0, w1 is unknown"
 
