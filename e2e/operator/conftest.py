@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from e2e.cluster.api import ROOT, Cluster
-from e2e.deployed import Deployed, until
+from e2e.deployed import Deployed, Flip, Worker, until
+from e2e.operator.installed import stood_down
 from e2e.operator.process import Operator
 from headrace_core.api import names
 
@@ -20,13 +22,47 @@ READY_TIMEOUT_S = 60.0
 class Light:
     """An InferenceCluster whose workers speak the role protocol only."""
 
-    def __init__(self, cluster: Cluster, namespace: str, folder: Path, name: str = "light") -> None:
+    def __init__(self, cluster: Cluster, namespace: str, folder: Path, name: str) -> None:
         self.cluster = cluster
         self.namespace = namespace
         self.name = name
         self.folder = folder
         self.drain_file = folder / "drain"
         self.deployed = Deployed(cluster, namespace, name, "light")
+
+    def pod(self, slot: int) -> str:
+        """Name of the worker in a slot."""
+        return names.worker_pod_name(self.name, slot)
+
+    def worker(self, slot: int) -> Worker:
+        """The worker in a slot, as it is now."""
+        return next(found for found in self.deployed.workers() if found.name == self.pod(slot))
+
+    def ask_for_flip(self, slot: int, target_pool: str) -> str:
+        """Ask for a flip of the worker in a slot; the InferenceFlip's name."""
+        name = f"{self.name}-{uuid.uuid4().hex[:6]}"
+        self.deployed.ask_for_flip(name, self.pod(slot), target_pool)
+        return name
+
+    def finished(self, name: str, timeout_s: float = 40) -> Flip:
+        """A flip, once it has its outcome."""
+
+        def look() -> list[Flip]:
+            return [flip for flip in self.deployed.finished_flips() if flip.name == name]
+
+        return until(f"the end of {name}", look, timeout_s=timeout_s, seen=self.in_words, every_s=0.2)[0]
+
+    def wait_closed(self) -> None:
+        """Wait until the journal is empty and the cluster settled."""
+
+        def closed() -> bool:
+            return not self.deployed.status().get("activeFlips") and self.is_settled()
+
+        until("the journal to be closed", closed, timeout_s=30, seen=self.in_words, every_s=0.2)
+
+    def desired_and_ready(self) -> dict[str, tuple[int, int]]:
+        """Desired and ready workers by pool."""
+        return {pool["name"]: (pool["desired"], pool["ready"]) for pool in self.deployed.status()["pools"]}
 
     @property
     def command(self) -> list[str]:
@@ -39,6 +75,7 @@ class Light:
             "name": "worker",
             "command": self.command,
             "env": [{"name": "LIGHT_DRAIN_FILE", "value": str(self.drain_file)}],
+            "startupProbe": {"httpGet": {"path": "/readyz", "port": "http"}, "periodSeconds": 1},
             "readinessProbe": {"httpGet": {"path": "/readyz", "port": "http"}, "periodSeconds": 1},
         }
         template = {"spec": {"terminationGracePeriodSeconds": 1, "containers": [container]}}
@@ -65,7 +102,7 @@ class Light:
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Wait until its Ready condition is True for its present generation."""
-        until("the light cluster to be ready", self.is_settled, timeout_s=timeout_s, seen=self.in_words)
+        until("the light cluster to be ready", self.is_settled, timeout_s=timeout_s, seen=self.in_words, every_s=0.2)
 
     def is_settled(self) -> bool:
         """Ready, nothing in progress, status up to date."""
@@ -111,10 +148,22 @@ def crds(cluster: Cluster) -> Cluster:
     return cluster
 
 
+@pytest.fixture(scope="package")
+def light_namespace(crds: Cluster) -> Iterator[str]:
+    """One namespace for all light clusters: it takes seconds to delete one."""
+    name = f"light-{uuid.uuid4().hex[:6]}"
+    crds.ensure_namespace(name)
+    with stood_down(crds):
+        yield name
+    crds.kubectl("delete", "namespace", name, "--timeout=90s")
+
+
 @pytest.fixture
-def light(crds: Cluster, namespace: str, tmp_path: Path) -> Light:
-    """A light cluster that is not applied yet."""
-    return Light(crds, namespace, tmp_path)
+def light(crds: Cluster, light_namespace: str, tmp_path: Path) -> Iterator[Light]:
+    """A light cluster that is not applied yet; deleted after the test."""
+    made = Light(crds, light_namespace, tmp_path, f"l{uuid.uuid4().hex[:6]}")
+    yield made
+    crds.delete(made.manifest(), namespace=light_namespace)
 
 
 @pytest.fixture
@@ -139,5 +188,6 @@ def operator_for(light: Light, name: str, **environment: str) -> Operator:
         name,
         POD_NAMESPACE=light.namespace,
         WATCH_NAMESPACES=light.namespace,
+        LEASE_NAME=light.name,
         **environment,
     )

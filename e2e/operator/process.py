@@ -11,6 +11,7 @@ from pathlib import Path
 from e2e.deployed import until
 
 EXIT_CRASHED = 70
+EXIT_LEASE_LOST = 3
 
 
 class Operator:
@@ -24,9 +25,9 @@ class Operator:
             "HEADRACE_POD_IP": "127.0.0.1",
             "METRICS_PORT": "0",
             "HEALTH_PORT": "0",
-            "LEASE_DURATION_SECONDS": "3",
-            "LEASE_RENEW_DEADLINE_SECONDS": "2",
-            "LEASE_RETRY_SECONDS": "0.3",
+            "LEASE_DURATION_SECONDS": "6",
+            "LEASE_RENEW_DEADLINE_SECONDS": "5",
+            "LEASE_RETRY_SECONDS": "0.5",
             "TICK_SECONDS": "2",
             **environment,
         }

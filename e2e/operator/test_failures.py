@@ -26,11 +26,11 @@ def test_a_deleted_worker_is_replaced(light: Light, operator: Operator) -> None:
     operator.start()
     light.wait_ready()
     before = uids(light)
-    light.cluster.kubectl("delete", "pod", "light-w1", "-n", light.namespace)
+    light.cluster.kubectl("delete", "pod", light.pod(1), "-n", light.namespace)
     until("a new worker", lambda: len(light.pods()) == 3 and light.is_settled(), timeout_s=40, seen=light.in_words)
     after = uids(light)
-    assert before["light-w1"] not in after.values()
-    assert before["light-w0"] == after["light-w0"]
+    assert before[light.pod(1)] not in after.values()
+    assert before[light.pod(0)] == after[light.pod(0)]
 
 
 def test_a_failed_pod_is_replaced(light: Light, operator: Operator) -> None:
@@ -38,10 +38,10 @@ def test_a_failed_pod_is_replaced(light: Light, operator: Operator) -> None:
     light.apply()
     operator.start()
     light.wait_ready()
-    before = uids(light)["light-w1"]
+    before = uids(light)[light.pod(1)]
     failed = '{"status": {"phase": "Failed", "reason": "Evicted"}}'
     light.cluster.kubectl(
-        "patch", "pod", "light-w1", "-n", light.namespace, "--subresource=status", "--type=merge", "-p", failed
+        "patch", "pod", light.pod(1), "-n", light.namespace, "--subresource=status", "--type=merge", "-p", failed
     )
 
     def replaced() -> bool:
@@ -56,12 +56,11 @@ def test_a_restarted_worker_gets_its_label_back(light: Light, operator: Operator
     light.apply()
     operator.start()
     light.wait_ready()
-    light.deployed.ask_for_flip("f1", "light-w0", "decode")
-    until("the flip", light.deployed.finished_flips, timeout_s=20, seen=light.in_words)
-    light.cluster.faults.kill_container(light.namespace, "light-w0", "worker")  # type: ignore[attr-defined]
+    light.finished(light.ask_for_flip(0, "decode"))
+    light.cluster.faults.kill_container(light.namespace, light.pod(0), "worker")  # type: ignore[attr-defined]
 
     def repaired() -> bool:
-        worker = next(found for found in light.deployed.workers() if found.name == "light-w0")
+        worker = light.worker(0)
         return (worker.role, worker.pool, worker.epoch) == ("prefill", "prefill", 0) and light.is_settled()
 
     until("the labels to be repaired", repaired, timeout_s=60, seen=light.in_words)
@@ -85,10 +84,8 @@ def test_the_api_server_is_restarted(light: Light) -> None:
         operator.start()
         light.wait_ready()
         light.cluster.restart_apiserver()  # type: ignore[attr-defined]
-        light.deployed.ask_for_flip("f1", "light-w0", "decode")
-        (flip,) = until("the flip", light.deployed.finished_flips, timeout_s=60, seen=operator.log_tail)
-        assert flip.outcome == "Succeeded"
-        light.cluster.kubectl("delete", "pod", "light-w1", "-n", light.namespace, "--wait=false")
+        assert light.finished(light.ask_for_flip(0, "decode"), timeout_s=60).outcome == "Succeeded"
+        light.cluster.kubectl("delete", "pod", light.pod(1), "-n", light.namespace, "--wait=false")
         until("a settled cluster", light.is_settled, timeout_s=60, seen=light.in_words)
         assert operator.running()
         assert operator.log.read_text().count("leading as") == 1

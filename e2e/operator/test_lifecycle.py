@@ -39,7 +39,8 @@ def versions(light: Light) -> dict[str, str]:
 
 
 def accepted(light: Light) -> dict[str, str]:
-    return light.deployed.condition(names.Condition.ACCEPTED)
+    said: dict[str, str] = light.deployed.condition(names.Condition.ACCEPTED)
+    return said
 
 
 def test_create_change_delete(light: Light, operator: Operator) -> None:
@@ -47,18 +48,16 @@ def test_create_change_delete(light: Light, operator: Operator) -> None:
     light.apply(gateway={"mode": "Managed", "template": light_gateway(light)})
     light.wait_ready()
     made = ours(light)
-    assert {name for name in made if name.startswith("pod/light-w")} == {
-        "pod/light-w0", "pod/light-w1", "pod/light-w2",
-    }  # fmt: skip
+    assert sorted(light.pods()) == [light.pod(slot) for slot in range(3)]
     for kind in ("deployment.apps", "service", "serviceaccount", "role.rbac.authorization.k8s.io"):
-        assert f"{kind}/light-gateway" in made
-    budget = light.cluster.get("pdb", "light-prefill", namespace=light.namespace)
+        assert f"{kind}/{light.name}-gateway" in made
+    budget = light.cluster.get("pdb", f"{light.name}-prefill", namespace=light.namespace)
     assert budget["spec"]["minAvailable"] == 1
     assert budget["status"]["expectedPods"] == 2
 
     light.apply(pools=pools_of(light, prefill=3))
     light.wait_ready()
-    assert sorted(light.pods()) == ["light-w0", "light-w1", "light-w2", "light-w3"]
+    assert sorted(light.pods()) == [light.pod(slot) for slot in range(4)]
     until("the gateway to go", lambda: not gateway_of(light), timeout_s=30, seen=lambda: str(gateway_of(light)))
 
     light.apply(pools=pools_of(light, prefill=1))
@@ -99,9 +98,9 @@ def test_kopf_leaves_no_trace_on_our_objects(light: Light, operator: Operator) -
     light.apply()
     operator.start()
     light.wait_ready()
-    light.deployed.ask_for_flip("f1", "light-w0", "decode")
-    until("the flip", light.deployed.finished_flips, timeout_s=20, seen=light.in_words)
-    for resource, name in ((names.Plural.CLUSTER, light.name), (names.Plural.FLIP, "f1")):
+    flip = light.ask_for_flip(0, "decode")
+    light.finished(flip)
+    for resource, name in ((names.Plural.CLUSTER, light.name), (names.Plural.FLIP, flip)):
         shown = light.cluster.kubectl(
             "get", resource, name, "-n", light.namespace, "-o", "json", "--show-managed-fields"
         )
@@ -156,7 +155,7 @@ def test_a_user_template_is_merged_by_key(light: Light, operator: Operator) -> N
     operator.start()
     light.apply()
     light.wait_ready()
-    (container,) = light.pods()["light-w0"]["spec"]["containers"]
+    (container,) = light.pods()[light.pod(0)]["spec"]["containers"]
     names_of = [variable["name"] for variable in container["env"]]
     assert "LIGHT_DRAIN_FILE" in names_of
     assert names.Env.MODEL in names_of
@@ -207,6 +206,8 @@ def test_a_foreign_budget_is_reported(light: Light, operator: Operator) -> None:
 
 def test_a_flip_of_a_cluster_that_is_not_there_is_refused(light: Light, operator: Operator) -> None:
     operator.start()
-    light.deployed.ask_for_flip("f1", "light-w0", "decode")
+    name = f"{light.name}-lost"
+    light.deployed.ask_for_flip(name, light.pod(0), "decode")
     (flip,) = until("the refusal", light.deployed.finished_flips, timeout_s=20, seen=operator.log_tail)
+    light.cluster.kubectl("delete", names.Plural.FLIP, name, "-n", light.namespace)
     assert flip.outcome == "Refused"

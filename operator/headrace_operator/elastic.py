@@ -30,6 +30,7 @@ class _Last:
     decision: Decision | None = None
     text: str = ""
     hold: str = ""
+    unknown_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Elastic:
         text = explain(decision, view)
         if decision.reason is Reason.METRICS_UNKNOWN and trouble:
             text = f"hold: {trouble}"
-        last.hold = text.removeprefix("hold: ") if decision.reason is Reason.METRICS_UNKNOWN else ""
+        last.hold = text.removeprefix("hold: ") if self._is_wrong(observed, last, decision, trouble) else ""
         self.metrics.decisions.labels(cluster.namespace, cluster.name, LEVER, decision.reason.value).inc()
         changed = last.decision != decision
         last.at, last.decision, last.text = observed.now, decision, text
@@ -85,7 +86,7 @@ class Elastic:
             if changed and decision.flips:
                 await self.recorder.record(cluster, OperatorReason.FLIP_ADVISED, f"{text}: flip to {decision.target}")
             return None
-        if changed and decision.reason is Reason.METRICS_UNKNOWN:
+        if changed and last.hold:
             await self.recorder.record(cluster, OperatorReason.METRICS_UNKNOWN, text, warning=True)
         if not decision.flips:
             return None
@@ -97,6 +98,15 @@ class Elastic:
 
     def _of(self, observed: Observed) -> _Last:
         return self._last.setdefault((observed.cluster.namespace, observed.cluster.name), _Last())
+
+    def _is_wrong(self, observed: Observed, last: _Last, decision: Decision, trouble: str) -> bool:
+        """Whether unknown loads are a fault: not while workers are so new that there cannot be samples yet."""
+        if decision.reason is not Reason.METRICS_UNKNOWN:
+            last.unknown_since = None
+            return False
+        if last.unknown_since is None:
+            last.unknown_since = observed.now
+        return bool(trouble) or observed.now - last.unknown_since > observed.cluster.flips.idle_for_s + self.max_age_s
 
     async def _loads(self, observed: Observed) -> tuple[Mapping[str, Load], str]:
         """Fresh loads by pod, and what keeps others from being known."""
