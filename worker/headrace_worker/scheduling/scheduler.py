@@ -37,8 +37,6 @@ _PUBLISH_INTERVAL_S: Final = 0.01
 """With many requests in hand the state is counted at most so often: the count walks over all of them."""
 
 _PR_SET_PDEATHSIG: Final = 1
-_LONG_AGO: Final = 0.0
-"""A lease that ended at the start of the clock."""
 
 
 class PoolScheduling:
@@ -68,7 +66,7 @@ class PoolScheduling:
         self._kv_receive_failures = 0
         self._kv_sent_bytes = 0
         self._block_bytes = _bytes_per_block(self)
-        self._published_at = _LONG_AGO
+        self._published_at = 0.0
         _die_with_parent()
         self._publish()
 
@@ -89,7 +87,7 @@ class PoolScheduling:
             return False
         # The worker's side holds the lease, and reports the request as sent when it ends; freeing the blocks here
         # would make that report name a request that is gone.
-        self.connector.connector_scheduler._reqs_need_send[request_id] = _LONG_AGO
+        self.connector.connector_scheduler.end_lease(request_id)
         self._released.add(request_id)
         return True
 
