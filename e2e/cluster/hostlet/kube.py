@@ -98,8 +98,26 @@ class Kube:
         timeout_s: float = 15.0,
     ) -> Json:
         """One request; returns the decoded answer, raises `KubeRefused` or `KubeUnavailable`."""
+        text = await self._send(method, path, body, params=params, content=content, timeout_s=timeout_s)
+        return dict(json.loads(text))
+
+    async def text(self, path: str, timeout_s: float = 15.0) -> str:
+        """The answer to a GET that is no JSON, such as a log; raises as `call` does."""
+        data = await self._send("GET", path, None, params=None, content=JSON_TYPE, timeout_s=timeout_s)
+        return data.decode(errors="replace")
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: Json | None,
+        *,
+        params: dict[str, str] | None,
+        content: str,
+        timeout_s: float,
+    ) -> bytes:
         data = None if body is None else json.dumps(body)
-        headers = {"Content-Type": content, "Accept": JSON_TYPE}
+        headers = {"Content-Type": content, "Accept": f"{JSON_TYPE}, */*"}
         try:
             async with (
                 asyncio.timeout(timeout_s),
@@ -110,7 +128,7 @@ class Kube:
             raise KubeUnavailable(f"{method} {path}: {error or type(error).__name__}") from error
         if answer.status >= _HTTP_ERROR:
             raise _refusal(answer.status, text)
-        return dict(json.loads(text))
+        return text
 
     async def list(self, path: str, params: dict[str, str] | None = None) -> tuple[list[Json], str]:
         """All objects at `path`, page by page, and the resource version to watch from."""

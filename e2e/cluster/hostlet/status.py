@@ -129,11 +129,22 @@ def initialized(record: PodRecord) -> bool:
 
 
 def _incomplete(record: PodRecord) -> list[str]:
+    if any(not isinstance(each.state, Waiting) or each.last for each in record.main):
+        return []  # the main containers have been started, whatever has become of sidecars since
     return [each.name for each in record.init if not (each.started if each.sidecar else each.succeeded())]
 
 
 def pod_phase(record: PodRecord, restart_policy: str) -> str:
-    """Pending, Running, Succeeded or Failed (concepts/workloads/pods/pod-lifecycle, "Pod phase")."""
+    """Pending, Running, Succeeded or Failed (concepts/workloads/pods/pod-lifecycle, "Pod phase").
+
+    A pod is not Succeeded or Failed while one of its containers still runs.
+    """
+    phase = _phase_of_containers(record, restart_policy)
+    runs = any(isinstance(each.state, Started) for each in [*record.init, *record.main])
+    return "Running" if runs and phase in ("Succeeded", "Failed") else phase
+
+
+def _phase_of_containers(record: PodRecord, restart_policy: str) -> str:
     if record.failure:
         return "Failed"
     if restart_policy == "Never" and any(

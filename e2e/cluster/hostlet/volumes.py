@@ -75,19 +75,21 @@ class Volumes:
         """What the container sees where; raises `ConfigError` for a subPath that leads out of its volume."""
         kinds = {volume["name"]: volume for volume in pod["spec"].get("volumes") or []}
         result = []
-        for mount in container.get("volumeMounts") or []:
+        for number, mount in enumerate(container.get("volumeMounts") or []):
             source = self._paths[mount["name"]]
             volume = kinds[mount["name"]]
             written = any(kind in volume for kind in _WRITTEN)
             part = mount.get("subPath") or expand(mount.get("subPathExpr") or "", env)
             if part:
                 source = _below(source, part, create=not written)
+            if part and written:
+                # Mounted by subPath, a file stays as it was when the container started.
+                source = _copied(source, self._folder.parent / "subpaths" / container["name"] / str(number))
             result.append(Mount(source, mount["mountPath"], bool(mount.get("readOnly")) or written))
         return result
 
 
 def _below(source: Path, part: str, *, create: bool) -> Path:
-    # A file mounted by subPath is the one that stood there when the container started, so it is never updated.
     path = (source / part).resolve()
     if not path.is_relative_to(source.resolve()):
         raise ConfigError(f'subPath "{part}" leads out of the volume')
@@ -96,6 +98,17 @@ def _below(source: Path, part: str, *, create: bool) -> Path:
             raise ConfigError(f'subPath "{part}" does not exist in the volume')
         path.mkdir(parents=True)
     return path
+
+
+def _copied(source: Path, folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    target = folder / source.name
+    if source.is_dir():
+        shutil.copytree(source, target)
+    else:
+        shutil.copy2(source, target)
+    return target
 
 
 def empty_dir(path: Path) -> Path:

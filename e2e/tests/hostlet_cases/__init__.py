@@ -1,0 +1,1 @@
+"""Cases of the hostlet's conformance: each holds what the hostlet does against one page of the Kubernetes docs."""
