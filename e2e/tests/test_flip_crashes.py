@@ -1,4 +1,4 @@
-"""The operator ends after each step of a flip of real workers, under load; the next one finishes it, nothing is lost."""
+"""The operator ends after each step of a flip of real workers, under load; the next one finishes it, none is lost."""
 
 from __future__ import annotations
 

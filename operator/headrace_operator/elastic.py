@@ -20,6 +20,8 @@ from headrace_operator.prometheus import Load, Prometheus
 from headrace_operator.reflector import Key
 
 LEVER: Final = "flip"
+MAX_REASON: Final = 1024
+"""Longest `spec.reason` of an InferenceFlip; the text names all workers of a pool."""
 
 
 @dataclass(slots=True)
@@ -90,7 +92,8 @@ class Elastic:
             await self.recorder.record(cluster, OperatorReason.METRICS_UNKNOWN, text, warning=True)
         if not decision.flips:
             return None
-        return CreateFlip(f"{decision.pod}-{int(observed.now):x}", decision.pod, decision.target, f"IdleWorker: {text}")
+        reason = f"{decision.reason.value}: {text}"[:MAX_REASON]
+        return CreateFlip(f"{decision.pod}-{int(observed.now):x}", decision.pod, decision.target, reason)
 
     def forget(self, key: Key) -> None:
         """Drop what is remembered of a cluster."""
