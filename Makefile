@@ -73,4 +73,4 @@ lock: ## Resolve the locked requirements anew
 	@$(COMPILE_LOCK) requirements/lock.txt
 
 bench: setup ## Measure speed: figures, no verdicts
-	@for script in bench/*.py; do echo "== $$script"; $(PY) $$script || exit 1; done
+	@for script in bench/*.py; do echo "== $$script"; PYTHONPATH=. $(PY) $$script || exit 1; done

@@ -29,7 +29,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 
-PRINTABLE = range(0x20, 0x7F)
+PRINTABLE = range(0x21, 0x7F)
 """Bytes that the model can answer with, so that two answers are equal as text only when they are equal as tokens."""
 
 ATTENTION_GAIN = 2.0  # sharp enough that a single token far back changes the answer
@@ -84,7 +84,7 @@ def _write_tokenizer(directory: Path) -> None:
 
 
 def _letters() -> list[str]:
-    """The 256 letters that stand for the bytes; a printable byte (but the space) stands for itself."""
+    """The 256 letters that stand for the bytes; a printable byte but the space stands for itself."""
     from tokenizers import pre_tokenizers  # noqa: PLC0415
 
     return sorted(pre_tokenizers.ByteLevel.alphabet())

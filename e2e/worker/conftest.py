@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from e2e.quickstart import tiny_model
-from e2e.worker.process import Worker
+from e2e.worker.process import Worker, loopback
 from headrace_core.api.names import Role
 
 
@@ -20,12 +19,6 @@ class Pair:
 
     prefill: Worker
     decode: Worker
-
-
-def loopback(number: int) -> str:
-    """An address of this test run: two runs on one machine do not meet."""
-    run = os.getpid()
-    return f"127.{100 + run % 100}.{run // 100 % 250}.{number}"
 
 
 @pytest.fixture(scope="session")

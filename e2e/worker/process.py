@@ -48,6 +48,12 @@ ASK_FOR_KV: Mapping[str, object] = {
 }
 
 
+def loopback(number: int) -> str:
+    """An address of this test run: two runs on one machine do not meet."""
+    run = os.getpid()
+    return f"127.{100 + run % 100}.{run // 100 % 250}.{number}"
+
+
 @dataclass(frozen=True, slots=True)
 class Answered:
     """What came back: the status, the text where there is one, and the whole body."""

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from e2e.traffic import Prompt, prompts
-from e2e.worker.conftest import Pair, loopback
-from e2e.worker.process import KV_LEASE_S, Worker
+from e2e.worker.conftest import Pair
+from e2e.worker.process import KV_LEASE_S, Worker, loopback
 from headrace_core.api.names import Metric, Role
 from headrace_core.api.wire import ErrorCode
 

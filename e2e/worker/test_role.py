@@ -7,8 +7,10 @@ import time
 from e2e.traffic import prompts
 from e2e.worker.conftest import Pair
 from headrace_core.api.names import Role
+from headrace_core.api.wire import PATH_ROLE, Phase
 
 FLIPS = 20
+SOON_S = 0.5
 IDLE_S = 10.0
 IDLE_CORES = 0.1
 
@@ -39,6 +41,26 @@ def test_a_flipped_worker_does_its_new_work(pair: Pair) -> None:
     finally:
         pair.prefill.change_role(Role.PREFILL)
         pair.decode.change_role(Role.DECODE)
+
+
+def test_a_role_change_waits_for_kv_that_others_still_want(pair: Pair) -> None:
+    (prompt,) = prompts(seed=43, count=1, characters=range(900, 901), max_tokens=16)
+    alone = pair.prefill.alone(prompt)
+    handle = pair.prefill.prefill(prompt)
+    before = pair.prefill.role()
+    request = {"role": Role.DECODE, "expected_epoch": before.epoch, "drain_timeout": 20}
+    pair.prefill.http.post(PATH_ROLE, json=request).raise_for_status()
+    time.sleep(0.5)
+    waiting = pair.prefill.role()
+    assert (waiting.phase, waiting.epoch, waiting.role) == (Phase.DRAINING, before.epoch, Role.PREFILL)
+    assert waiting.held_kv_blocks > 0
+    assert pair.decode.decode(prompt, handle).text == alone
+    fetched_at = time.monotonic()
+    while (now := pair.prefill.role()).phase != Phase.READY:
+        assert time.monotonic() - fetched_at < SOON_S, now
+        time.sleep(0.005)
+    assert (now.role, now.epoch) == (Role.DECODE, before.epoch + 1)
+    pair.prefill.change_role(Role.PREFILL)
 
 
 def test_an_idle_worker_costs_little(pair: Pair) -> None:

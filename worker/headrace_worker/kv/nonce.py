@@ -9,11 +9,10 @@ if the blocks were the request's all the while.
 
 from __future__ import annotations
 
+import ctypes
 import secrets
 from dataclasses import dataclass, field
 from typing import Any, Final
-
-import torch
 
 PARAM: Final = "headrace_nonce"
 """Key in `kv_transfer_params`."""
@@ -95,18 +94,18 @@ class Area:
     """A rank's side: memory that other workers may read, one slot a request."""
 
     def __init__(self, slots: int) -> None:
-        self._memory = torch.zeros(slots, dtype=torch.int64)
+        self._memory = (ctypes.c_int64 * slots)()
         self._slot_of: dict[str, int] = {}
 
     @property
     def address(self) -> int:
         """Address of the first slot."""
-        return int(self._memory.data_ptr())
+        return ctypes.addressof(self._memory)
 
     @property
     def size(self) -> int:
         """Bytes of all slots."""
-        return int(self._memory.numel()) * SLOT_BYTES
+        return ctypes.sizeof(self._memory)
 
     def write(self, request_id: str, slot: int, value: int) -> None:
         """Puts the request's number into its slot."""
@@ -124,18 +123,18 @@ class Inbox:
     """A rank's memory for numbers that it reads from others: one slot a read in flight."""
 
     def __init__(self, slots: int) -> None:
-        self._memory = torch.zeros(slots, dtype=torch.int64)
+        self._memory = (ctypes.c_int64 * slots)()
         self._free = list(range(slots))
 
     @property
     def address(self) -> int:
         """Address of the first slot."""
-        return int(self._memory.data_ptr())
+        return ctypes.addressof(self._memory)
 
     @property
     def size(self) -> int:
         """Bytes of all slots."""
-        return int(self._memory.numel()) * SLOT_BYTES
+        return ctypes.sizeof(self._memory)
 
     def open(self) -> int | None:
         """An empty slot, or None when all are in use."""
@@ -147,6 +146,6 @@ class Inbox:
 
     def close(self, slot: int) -> int:
         """What came into the slot, which is free again."""
-        value = int(self._memory[slot])
+        value = self._memory[slot]
         self._free.append(slot)
         return value
