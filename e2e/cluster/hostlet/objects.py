@@ -48,7 +48,8 @@ class _Watched:
         self.task: asyncio.Task[None] | None = None
 
     def put(self, item: Json | None) -> None:
-        changed = item != self.item or not self.known.is_set()
+        # Those who hold it from the start wait for the first answer themselves.
+        changed = self.known.is_set() and item != self.item
         self.item, self.refusals = item, 0
         self.known.set()
         if changed:

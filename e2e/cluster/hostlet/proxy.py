@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import itertools
 import logging
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from e2e.cluster.hostlet.kube import Kube, reflect
+from e2e.cluster.hostlet.splice import Backend, Frontside
 
 Json = dict[str, Any]
-Backend = tuple[str, int]
 
 log = logging.getLogger(__name__)
 
 _GATHER_S = 0.02
-_CONNECT_S = 5.0
 _BACKLOG = 1024
 
 
@@ -150,55 +147,15 @@ class ServiceProxy:
                 await self._listen(frontend)
 
     async def _listen(self, frontend: Frontend) -> None:
-        self._turns.setdefault(frontend, itertools.count())
+        turns = self._turns.setdefault(frontend, itertools.count())
+
+        def pick() -> Backend | None:
+            choices = self._backends.get(frontend)
+            return choices[next(turns) % len(choices)] if choices else None
+
         try:
-            self._listeners[frontend] = await asyncio.start_server(
-                lambda reader, writer: self._serve(frontend, reader, writer),
-                frontend.address,
-                frontend.port,
-                backlog=_BACKLOG,
+            self._listeners[frontend] = await asyncio.get_running_loop().create_server(
+                lambda: Frontside(pick), frontend.address, frontend.port, backlog=_BACKLOG
             )
         except OSError as error:
             log.warning("service %s: cannot listen on %s:%d: %s", frontend.name, frontend.address, frontend.port, error)
-
-    async def _serve(self, frontend: Frontend, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        choices = self._backends.get(frontend) or []
-        if not choices:
-            _reset(writer)
-            return
-        address, port = choices[next(self._turns[frontend]) % len(choices)]
-        try:
-            async with asyncio.timeout(_CONNECT_S):
-                onward_reader, onward_writer = await asyncio.open_connection(address, port)
-        except (OSError, TimeoutError) as error:
-            log.debug("service %s: %s:%d: %s", frontend.name, address, port, error)
-            _reset(writer)
-            return
-        # A task group that fails cancels the other direction: a broken side breaks both, an ended one only its own.
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(_pump(reader, onward_writer))
-                group.create_task(_pump(onward_reader, writer))
-        except* OSError:
-            _reset(writer)
-            _reset(onward_writer)
-        finally:
-            writer.close()
-            onward_writer.close()
-
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65536):
-        writer.write(data)
-        await writer.drain()
-    with contextlib.suppress(OSError):
-        writer.write_eof()
-
-
-def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close with a reset, as a broken connection ends."""
-    transport = writer.transport
-    sock: socket.socket | None = transport.get_extra_info("socket")
-    if sock is not None and not transport.is_closing():
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
-    transport.abort()

@@ -101,7 +101,8 @@ async def pods_that_are_not_ready_or_end_get_nothing(room: Room) -> None:
     gate = [{"conditionType": "example.com/never"}]
     container = python(HTTP_SERVER, env=[POD_IP])
     unready = await room.start(container, labels={"app": app}, readinessGates=gate)
-    stays = await web(room, app)
+    hook = {"preStop": {"exec": {"command": ["sleep", "4"]}}}
+    stays = await web(room, app, lifecycle=hook)
     await stays.until_ready()
     await unready.until(lambda each: condition(each, "ContainersReady").get("status") == "True")
 
@@ -115,7 +116,7 @@ async def pods_that_are_not_ready_or_end_get_nothing(room: Room) -> None:
     async def refused() -> bool:
         return await ask(address) == "refused"
 
-    # The server ignores SIGTERM, so it still listens: it is the deletion that takes it out.
+    # The server still listens while its hook runs: it is the deletion that takes it out.
     await until(refused)
     assert not stays.is_gone
 
