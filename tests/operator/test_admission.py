@@ -75,6 +75,11 @@ CASES = [
         ["Refused f1 BelowMinimum"],
     ),
     Case(
+        "below the minimum, though more are ready until a scale-down is done",
+        world().with_pools(pool("prefill", Role.PREFILL, 1), pool("decode", Role.DECODE, 1)),
+        ["Refused f1 BelowMinimum"],
+    ),
+    Case(
         "below the minimum after the flips that are open",
         World()
         .with_pools(pool("prefill", Role.PREFILL, 3, min_replicas=2), pool("decode", Role.DECODE, 1))
