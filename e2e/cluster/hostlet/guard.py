@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+from e2e.cluster.hostlet.listeners import wildcard_listeners
 from e2e.cluster.hostlet.pod import Pod
-from e2e.cluster.hostlet.process import socket_inodes, wildcard_listeners
+from e2e.cluster.hostlet.process import socket_inodes
 
 REASON = "ListensOnAllAddresses"
 

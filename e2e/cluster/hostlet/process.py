@@ -9,9 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _PROC = Path("/proc")
-_LISTEN = "0A"
-_WILDCARDS = {"00000000": "0.0.0.0", "0" * 32: "::"}  # noqa: S104 - the addresses that are looked for
-_V4_MAPPED_WILDCARD = "0000000000000000FFFF000000000000"
 
 
 def children_by_parent() -> dict[int, list[int]]:
@@ -53,22 +50,6 @@ def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
         except ProcessLookupError:
             continue
-
-
-def wildcard_listeners() -> dict[int, tuple[str, int]]:
-    """Socket inode -> (address, port) of every TCP socket that listens on all addresses of this machine."""
-    result: dict[int, tuple[str, int]] = {}
-    for table in ("tcp", "tcp6"):
-        try:
-            rows = (_PROC / "net" / table).read_text().splitlines()[1:]
-        except FileNotFoundError:  # no IPv6 on this machine
-            continue
-        for row in rows:
-            fields = row.split()
-            host, _, port = fields[1].partition(":")
-            if fields[3] == _LISTEN and (host in _WILDCARDS or host == _V4_MAPPED_WILDCARD):
-                result[int(fields[9])] = (_WILDCARDS.get(host, "::ffff:0.0.0.0"), int(port, 16))
-    return result
 
 
 def socket_inodes(pid: int) -> set[int]:

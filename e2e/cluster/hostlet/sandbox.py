@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _START_TIMEOUT_S = 10.0
+_ENTER_STEP_S = 0.002
 
 
 class StartError(Exception):
@@ -106,7 +107,9 @@ class NamespaceSandbox:
             *("bwrap", *arguments, "--unshare-pid", "--unshare-uts", "--hostname", launch.hostname),
             *("--as-pid-1", "--die-with-parent", "--chdir", launch.workdir),
         ]
-        return await _spawn(command, [program, *launch.argv[1:]], launch.env, launch)
+        running = await _spawn(command, [program, *launch.argv[1:]], launch.env, launch)
+        await _until_entered(running.main_pid)
+        return running
 
     async def exec(self, running: Running, argv: Sequence[str]) -> asyncio.subprocess.Process:
         """Enter the container's namespaces."""
@@ -191,6 +194,19 @@ async def choose_sandbox(wanted: str) -> Sandbox:
         raise RuntimeError(f"sandbox: namespaces is asked for, but {reason}")
     log.info("pods run without namespaces, by translated paths: %s", reason)
     return PathSandbox()
+
+
+async def _until_entered(pid: int) -> None:
+    """Wait until bwrap has made the namespaces and become the program: before, there is nothing to enter."""
+    try:
+        while _command(pid) == "bwrap":  # noqa: ASYNC110 - the kernel tells nobody of an exec
+            await asyncio.sleep(_ENTER_STEP_S)
+    except (FileNotFoundError, ProcessLookupError):
+        return  # it has ended already
+
+
+def _command(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 async def _why_no_namespaces() -> str:
