@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,6 +28,9 @@ TOKEN = "a-token-for-tests"
 MAX_MODEL_LEN = 2048
 KV_LEASE_S = 6
 """The shortest that the engine's heartbeats allow, so that a test can wait for its end."""
+
+LISTEN = "0A"
+"""The state of a listening socket in `/proc/net/tcp`; addresses there are words of the machine's byte order."""
 
 START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 30.0
@@ -129,7 +134,16 @@ class Worker:
 
     def cpu_seconds(self) -> float:
         """CPU time that the worker's processes have used so far."""
-        return sum(_cpu_seconds(pid) for pid in _family(self.process.pid))
+        return sum(_cpu_seconds(pid) for pid in self.processes())
+
+    def processes(self) -> list[int]:
+        """Ids of the worker's processes, the server's first."""
+        return _family(self.process.pid)
+
+    def listens_on(self) -> set[str]:
+        """Addresses on which the worker's processes accept connections."""
+        sockets = {link for pid in self.processes() for link in _sockets(pid)}
+        return {address for address, inode in _listeners() if f"socket:[{inode}]" in sockets}
 
     def role(self) -> RoleState:
         """What the worker says of its role."""
@@ -206,6 +220,27 @@ def _family(pid: int) -> list[int]:
     """A process and all that it started."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [pid] + [one for child in children for one in _family(int(child))]
+
+
+def _sockets(pid: int) -> list[str]:
+    links = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            links.append(str(descriptor.readlink()))
+    return links
+
+
+def _listeners() -> list[tuple[str, str]]:
+    """Address and inode of each listening TCP socket of this machine."""
+    found = []
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == LISTEN:
+                words = bytes.fromhex(local.partition(":")[0])
+                address = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
+                found.append((socket.inet_ntop(family, address), rest[5]))
+    return found
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +30,11 @@ def wait_for(what: str, reached: Any, timeout_s: float) -> float:
     return time.monotonic() - started
 
 
+def runs(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
 def held(worker: Worker) -> int:
     return worker.role().held_kv_blocks
 
@@ -42,6 +49,19 @@ def test_same_text_as_one_worker_alone(pair: Pair, prompt: Prompt) -> None:
     assert pair.decode.metric(Metric.WORKER_KV_RECEIVES) - received_before == 1
     computed = pair.decode.metric(Metric.WORKER_PREFILLED_TOKENS) - computed_before
     assert computed <= 1, "the decode worker computed the prompt itself"
+
+
+def test_same_text_when_many_come_at_once(pair: Pair) -> None:
+    alone = [pair.prefill.alone(prompt) for prompt in TWENTY]
+    received_before = pair.decode.metric(Metric.WORKER_KV_RECEIVES)
+
+    def hand_off(prompt: Prompt) -> str | None:
+        return pair.decode.decode(prompt, pair.prefill.prefill(prompt)).text
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(hand_off, TWENTY * 3)) == alone * 3
+    assert pair.decode.metric(Metric.WORKER_KV_RECEIVES) - received_before == 3 * len(TWENTY)
+    wait_for("all KV is fetched", lambda: held(pair.prefill) == 0, SOON_S)
 
 
 def test_answers_differ_by_prompt(pair: Pair) -> None:
@@ -88,7 +108,10 @@ def test_a_dead_prefill_worker_leaves_the_decode_worker_healthy(pair: Pair, mode
         first, second = LONG
         assert pair.decode.decode(first, doomed.prefill(first)).status == 200
         handle = doomed.prefill(second)
+        processes = doomed.processes()
+        assert len(processes) > 1
         doomed.kill()
+        wait_for("the engine ends with the server", lambda: not any(map(runs, processes)), SOON_S)
         answered = pair.decode.decode(second, handle)
         assert (answered.status, answered.body["error"]["code"]) == (502, ErrorCode.KV_TRANSFER_FAILED)
     finally:

@@ -63,8 +63,16 @@ def test_a_role_change_waits_for_kv_that_others_still_want(pair: Pair) -> None:
     pair.prefill.change_role(Role.PREFILL)
 
 
-def test_an_idle_worker_costs_little(pair: Pair) -> None:
+def test_a_worker_listens_on_loopback_and_its_own_address_only(pair: Pair) -> None:
     for worker in (pair.prefill, pair.decode):
-        used = worker.cpu_seconds()
-        time.sleep(IDLE_S)
-        assert (worker.cpu_seconds() - used) / IDLE_S < IDLE_CORES
+        addresses = worker.listens_on()
+        assert worker.address in addresses
+        assert addresses <= {worker.address, "127.0.0.1", "::1"}
+
+
+def test_an_idle_worker_costs_little(pair: Pair) -> None:
+    workers = (pair.prefill, pair.decode)
+    used = [worker.cpu_seconds() for worker in workers]
+    time.sleep(IDLE_S)
+    for worker, before in zip(workers, used, strict=True):
+        assert (worker.cpu_seconds() - before) / IDLE_S < IDLE_CORES
