@@ -19,9 +19,8 @@ TEXT_MAX_TOKENS = 16
 CHARACTERS_PER_TOKEN = 4
 """For an estimate where only the order of magnitude counts: the gateway has no tokenizer."""
 
-INTERNAL_FIELDS = ("kv_transfer_params", "headrace")
-RESERVED_FIELDS = (*INTERNAL_FIELDS, "ec_transfer_params")
-"""Fields that tell a worker where to fetch memory from: never taken from a client."""
+INTERNAL_FIELDS = ("kv_transfer_params", "ec_transfer_params", "headrace")
+"""Fields that tell a worker where to fetch memory from: never taken from a client, never shown to one."""
 
 # The prefill worker's one token is thrown away and sampled anew by the decode worker. A first token that ends the
 # text would free the KV before it is pulled, so all that can end it is left out, and what only shapes the output.
@@ -85,7 +84,7 @@ def parse(raw: bytes, *, endpoint: Endpoint, served_name: str, request_id: str) 
     """
     body = _load(raw)
     _check_model(body, served_name)
-    for field in RESERVED_FIELDS:
+    for field in INTERNAL_FIELDS:
         if body.get(field) is not None:
             raise BadRequest(f"{field} is set by the gateway itself: leave it out", param=field)
     stream = body.get("stream")

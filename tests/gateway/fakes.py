@@ -232,6 +232,7 @@ def decode_answer(text: str = "abc", *, gap_s: float = 0.0, cut: int = 0) -> Beh
                     "choices": [{"index": 0, "text": text}],
                     "usage": {"prompt_tokens": 3, "completion_tokens": len(text), "total_tokens": 3 + len(text)},
                     "kv_transfer_params": None,
+                    "ec_transfer_params": None,
                     "headrace": {"secret": True},
                 }
             )
