@@ -329,7 +329,7 @@ class Stage:
 async def eventually(condition: Callable[[], object], seconds: float = 3.0) -> None:
     """Wait until a condition holds; fail after so many seconds."""
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - the condition is of any kind
+        while not condition():
             await asyncio.sleep(0.01)
 
 

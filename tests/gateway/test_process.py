@@ -63,7 +63,7 @@ async def test_sigterm_lets_a_stream_end() -> None:
                 return 0
 
         async with asyncio.timeout(15):
-            while await ready() != 200:  # noqa: ASYNC110 - another process cannot set an event
+            while await ready() != 200:
                 await asyncio.sleep(0.02)
         body = {"prompt": "a", "stream": True}
         async with session.post(f"{url}/v1/completions", json=body) as response:
