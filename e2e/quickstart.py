@@ -16,8 +16,13 @@ SERVED_NAME = "tiny"
 MAX_MODEL_LEN = 2048
 
 # Half the defaults of a CPU machine would make each worker take all cores and 4 GiB for its KV cache.
-CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-CPU_ARGS = {"enforce-eager": "true", "dtype": "float32", "max-num-seqs": "64"}
+CPU_ENV = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+CPU_ARGS = {
+    "enforce-eager": "true",
+    "dtype": "float32",
+    "max-num-seqs": "64",
+    "kv-cache-memory-bytes": str(512 * 2**20),
+}
 
 
 def tiny_model(directory: Path) -> Path:
