@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 
 class PrefillLoad(Protocol):
@@ -22,14 +21,6 @@ class PrefillLoad(Protocol):
         """Tokens of the requests that run there."""
 
 
-Worker = TypeVar("Worker", bound=PrefillLoad)
-
-
 def load_key(worker: PrefillLoad) -> tuple[int, int, str]:
     """Sort key of the order: queued prefill tokens, then running tokens, then the name, so that ties are stable."""
     return worker.queued_prefill_tokens, worker.running_tokens, worker.pod
-
-
-def least_loaded_first(workers: Iterable[Worker]) -> list[Worker]:
-    """The workers in the order in which to ask them. Which of them accept work is the caller's knowledge."""
-    return sorted(workers, key=load_key)

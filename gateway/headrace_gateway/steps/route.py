@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from headrace_core.api.names import Role
+from headrace_core.policy.routing import load_key
 from headrace_gateway.registry import Standing, WorkerView
 
 
@@ -47,7 +48,7 @@ def choose_prefill(workers: Iterable[WorkerView], failed: frozenset[str] = froze
         return _NO_PREFILL
     if not any(worker.role is Role.DECODE for worker in accepting):
         return _NO_DECODE
-    best = min(prefill, key=lambda worker: (_is_second_choice(worker, failed), *_load(worker)))
+    best = min(prefill, key=lambda worker: (_is_second_choice(worker, failed), *load_key(worker)))
     second = _is_second_choice(best, failed)
     return Route(best, RouteReason.ONLY_SUSPECT if second else RouteReason.LEAST_LOADED)
 
@@ -65,7 +66,3 @@ def explain(route: Route) -> str:
 
 def _is_second_choice(worker: WorkerView, failed: frozenset[str]) -> bool:
     return worker.standing is Standing.SUSPECT or worker.address in failed
-
-
-def _load(worker: WorkerView) -> tuple[int, int, str]:
-    return worker.queued_prefill_tokens, worker.running_tokens, worker.pod
