@@ -46,7 +46,7 @@ class EngineCell:
 
     @classmethod
     def create(cls, role: Role) -> EngineCell:
-        """Makes a cell at epoch 0 in a file of its own, which `close` removes."""
+        """Makes a cell at epoch 0 in a file of its own, there until either side calls `close`."""
         directory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - memory, where there is any
         handle, name = tempfile.mkstemp(prefix="headrace-cell-", dir=directory)
         os.ftruncate(handle, _SIZE)

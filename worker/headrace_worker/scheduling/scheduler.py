@@ -56,6 +56,7 @@ class PoolScheduling:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._cell = EngineCell(Path(os.environ[ENV_CELL]))
+        self._cell.close()  # both sides have it open, and a killed worker must leave no file behind
         self._role, self._epoch = self._cell.read_role()
         self._held: dict[str, int] = {}
         """Finished requests whose blocks are not free, and how many blocks that is."""
