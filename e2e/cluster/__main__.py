@@ -27,7 +27,7 @@ def main() -> int:
 def _obey(command: str, cluster: Cluster) -> int:
     if command == "up":
         cluster.up(keep=True)
-        say(f"up; export KUBECONFIG={cluster.kubeconfig}")
+        say(f"up; export KUBECONFIG={cluster.kubeconfig}; Prometheus: {cluster.prometheus_url}")
     elif command == "down":
         cluster.down()
         say(f"{cluster.name} is down")

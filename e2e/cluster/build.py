@@ -5,8 +5,11 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
+import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,6 +17,7 @@ from typing import Final
 from e2e.cluster.progress import ClusterError, run_logged, say
 
 SOURCES: Final = Path(__file__).parent / "controlplane"
+OLDEST_GO: Final = (1, 26)
 KUBERNETES_VERSION: Final = "v1.36.3"
 HELM_VERSION: Final = "v4.3.1"
 
@@ -50,7 +54,7 @@ def _hash_of_sources() -> str:
     return digest.hexdigest()[:16]
 
 
-def _beside_python(program: str) -> Path:
+def beside_python(program: str) -> Path:
     """A program that the virtual environment of this Python brings, else one on the PATH."""
     ours = Path(sys.executable).parent / program
     if ours.exists():
@@ -68,7 +72,7 @@ def tools() -> Tools:
         ClusterError: a build failed.
     """
     folder = cache_dir() / "bin" / _hash_of_sources()
-    built = Tools(folder / "controlplane", folder / "helm", _beside_python("kubectl"))
+    built = Tools(folder / "controlplane", folder / "helm", beside_python("kubectl"))
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:
@@ -78,20 +82,36 @@ def tools() -> Tools:
             fcntl.flock(lock, fcntl.LOCK_EX)
         if not built.controlplane.exists():
             what = f"building Kubernetes {KUBERNETES_VERSION} from source"
-            _go_build(what, "about 10 minutes on two cores, once", ".", _KUBERNETES_STAMP, built.controlplane)
+            _go_build(what, "5 to 10 minutes on two cores, once", ".", _KUBERNETES_STAMP, built.controlplane)
         if not built.helm.exists():
             what = f"building helm {HELM_VERSION}"
             _go_build(what, "about 2 minutes, once", "helm.sh/helm/v4/cmd/helm", _HELM_STAMP, built.helm)
     return built
 
 
+def _go() -> Path:
+    """Go as the virtual environment brings it, or the PATH's."""
+    go = beside_python("go")
+    said = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=False).stdout.strip()
+    version = tuple(int(number) for number in re.findall(r"\d+", said)[:2])
+    if version < OLDEST_GO:
+        raise ClusterError(f"{go} is Go {said or 'of an unknown version'}; 1.26 is needed: run `make setup`")
+    return go
+
+
 def _go_build(what: str, expected: str, package: str, stamp: str, target: Path) -> None:
     unfinished = target.with_suffix(".unfinished")
-    # -mod=readonly: go.sum names every byte, and nothing may change it behind our back.
+    # -mod=readonly: go.sum names every byte, and nothing may change it behind our back. -v names each package.
     command = [
-        *(_beside_python("go"), "build", "-mod=readonly", "-trimpath", "-buildvcs=false"),
+        *(_go(), "build", "-v", "-mod=readonly", "-trimpath", "-buildvcs=false"),
         *("-ldflags", f"-s -w {stamp}", "-o", unfinished, package),
     ]
     env = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": ""}
+    # Outside the folder of this state of the sources: how long the last state took is what is expected.
+    duration = cache_dir() / f"{target.name}.seconds"
+    if duration.exists():
+        expected = f"last time {duration.read_text()} s"
+    started = time.monotonic()
     run_logged(what, command, target.with_suffix(".log"), cwd=SOURCES, env=env, expected=expected)
+    duration.write_text(f"{time.monotonic() - started:.0f}")
     unfinished.rename(target)

@@ -15,10 +15,10 @@ from typing import Any
 
 import httpx
 
+from e2e.cluster.prometheus import TARGET_PORT
 from headrace_core.api.names import Label
 
 INTERVAL_S = 1.0
-PORT_NAME = "http"
 
 
 def targets(pods: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -33,7 +33,7 @@ def targets(pods: list[dict[str, Any]]) -> list[dict[str, Any]]:
             continue
         ports = [port for one in pod["spec"]["containers"] for port in one.get("ports", [])]
         for port in ports:
-            if port.get("name") == PORT_NAME:
+            if port.get("name") == TARGET_PORT:
                 labels = {
                     "namespace": pod["metadata"]["namespace"],
                     "pod": pod["metadata"]["name"],

@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any, Final
 
-from e2e.cluster import build
-from e2e.cluster.api import ROOT, RUNS, Cluster, wait_for
-from e2e.cluster.progress import ClusterError, run_logged
+import yaml
 
-IMAGES = ("operator", "gateway", "worker")
+from e2e.cluster import build, prometheus
+from e2e.cluster.api import BUILD, CHART, OURS, RELEASE, ROOT, Cluster, run, wait_for
+from e2e.cluster.processes import die_with_parent, running_owner, write_owner
+from e2e.cluster.progress import ClusterError, run_logged, say
+
+IMAGES: Final = ("operator", "gateway", "worker")
+DOCKERFILE: Final = ROOT / "e2e" / "cluster" / "images" / "Dockerfile"
+GPUS_PER_NODE: Final = 8
+ZONES: Final = ("zone-1", "zone-2")
+_SELECTOR: Final = ",".join(f"{key}={value}" for key, value in OURS.items())
 
 
 class CurrentCluster(Cluster):
     """The cluster of the kubeconfig's current context. It is neither made nor ended here.
 
-    `PROMETHEUS_URL` names a Prometheus that this process and the operator can both reach; the images of the chart's
-    default values must be where the nodes can pull them.
+    What is made in it stands in namespaces with the label `api.OURS`; what bears it is deleted, at the end or, after a
+    run that was killed, at the next start. The nodes must be able to pull the chart's images; the variable
+    `HEADRACE_CHART_VALUES` names a file of values with other ones. `PROMETHEUS_URL` names a Prometheus that this
+    process and the pods reach; without it one is installed.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self._forwards: dict[tuple[str, str], tuple[subprocess.Popen[bytes], str]] = {}
+        self._forwards: dict[tuple[str, str, int], tuple[subprocess.Popen[bytes], str]] = {}
+
+    @property
+    def folder(self) -> Path:
+        """Where files about this cluster are."""
+        return BUILD / "current" / self.name
 
     @property
     def kubeconfig(self) -> Path:
@@ -33,8 +49,9 @@ class CurrentCluster(Cluster):
 
     @property
     def kubectl_path(self) -> Path:
-        """Path of kubectl."""
-        return _program("kubectl", "install kubectl")
+        """Path of kubectl: the user's, else the one that the Python packages bring."""
+        found = shutil.which("kubectl")
+        return Path(found) if found else build.beside_python("kubectl")
 
     @property
     def helm_path(self) -> Path:
@@ -44,71 +61,166 @@ class CurrentCluster(Cluster):
 
     @property
     def prometheus_url(self) -> str:
-        """Address of Prometheus, from the environment."""
-        url = os.environ.get("PROMETHEUS_URL")
-        if not url:
-            raise ClusterError("PROMETHEUS_URL is not set: name a Prometheus that scrapes the cluster's pods")
-        return url
+        """Address of Prometheus, as this process reaches it."""
+        given = os.environ.get("PROMETHEUS_URL")
+        return given or self.service_url(prometheus.NAME, namespace=prometheus.NAMESPACE)
+
+    @property
+    def operator_prometheus_url(self) -> str:
+        """Address of Prometheus, as a pod of the cluster reaches it."""
+        inside = f"http://{prometheus.NAME}.{prometheus.NAMESPACE}:{prometheus.PORT}"
+        return os.environ.get("PROMETHEUS_URL") or inside
 
     def up(self, *, keep: bool = False) -> None:
-        """Checks that the cluster answers."""
-        del keep  # it is not ours to end
+        """Checks that the cluster answers, clears away what an earlier run left, and installs Prometheus."""
+        del keep  # a cluster that is not ours does not end
         self.kubectl("get", "--raw=/readyz")
+        self._clear()
+        for release in self._releases():
+            where = release["namespace"]
+            raise ClusterError(f"the release {RELEASE} is installed in {where}: uninstall it, or use another cluster")
+        if not os.environ.get("PROMETHEUS_URL"):
+            say("installing Prometheus")
+            self.ensure_namespace(prometheus.NAMESPACE)
+            self.kubectl("apply", "--server-side", "-f", "-", stdin=prometheus.as_list(prometheus.in_cluster()))
+            wanted = f"deployment/{prometheus.NAME}"
+            self.wait(wanted, "condition=Available", namespace=prometheus.NAMESPACE, timeout_s=180)
 
     def down(self) -> None:
-        """Removes the chart, and with it every pod of Headrace; the cluster stays."""
-        for process, _ in self._forwards.values():
-            process.terminate()
-        self._forwards.clear()
-        self._run([self.helm_path, f"--kubeconfig={self.kubeconfig}", "uninstall", "headrace", "-A"], None)
+        """Removes what was made: the chart's release, the namespaces and the rights of Prometheus."""
+        self._end_forwards()
+        self._clear()
+
+    def discard_logs(self) -> None:
+        """Removes the files about this cluster."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def service_url(self, name: str, *, namespace: str) -> str:
         """Address of a Service's first port, through `kubectl port-forward`."""
-        process, url = self._forwards.get((namespace, name), (None, ""))
+        port = self.get("service", name, namespace=namespace)["spec"]["ports"][0]["port"]
+        return self._forward(f"service/{name}", port, namespace)
+
+    def pod_url(self, name: str, port: int, *, namespace: str) -> str:
+        """Address of a port of a pod, through `kubectl port-forward`."""
+        return self._forward(f"pod/{name}", port, namespace)
+
+    def _forward(self, target: str, port: int, namespace: str) -> str:
+        process, url = self._forwards.get((namespace, target, port), (None, ""))
         if process is None or process.poll() is not None:
-            port = self.get("service", name, namespace=namespace)["spec"]["ports"][0]["port"]
             local = _free_port()
             command = [self.kubectl_path, f"--kubeconfig={self.kubeconfig}", "port-forward", "-n", namespace]
-            process = subprocess.Popen([*map(str, command), f"service/{name}", f"{local}:{port}"])
+            process = subprocess.Popen(
+                [*map(str, command), target, f"{local}:{port}"],
+                stdout=subprocess.DEVNULL,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - it only calls prctl(2)
+            )
             url = f"http://127.0.0.1:{local}"
-            self._forwards[namespace, name] = process, url
-            wait_for(f"the forward to {name}", lambda: _listens(local), timeout_s=20)
+            wait_for(f"the forward to {target}", lambda: _listens(local), timeout_s=20)
+            self._forwards[namespace, target, port] = process, url
         return url
+
+    def _end_forwards(self) -> None:
+        for process, _ in self._forwards.values():
+            process.terminate()
+            process.wait()
+        self._forwards.clear()
+
+    def _releases(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.helm("list", "-A", "-o", "json", "-f", f"^{RELEASE}$"))
+        return found
+
+    def _clear(self) -> None:
+        found = json.loads(self.kubectl("get", "namespaces", "-l", _SELECTOR, "-o", "json"))
+        ours = {item["metadata"]["name"] for item in found["items"]}
+        for release in self._releases():
+            if release["namespace"] in ours:
+                self.helm("uninstall", RELEASE, "-n", release["namespace"], "--wait", "--timeout=2m")
+        if prometheus.NAMESPACE in ours:
+            rights = [item for item in prometheus.rights() if "namespace" not in item["metadata"]]
+            self.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=prometheus.as_list(rights))
+        if ours:
+            self.kubectl("delete", "namespaces", "-l", _SELECTOR, "--wait", "--timeout=120s")
 
 
 class KindCluster(CurrentCluster):
-    """A cluster that kind makes, with the images built from this tree."""
+    """A cluster that kind makes, with two nodes that offer GPUs, and the images built from this tree.
+
+    The nodes see the folder `build` at its own path, for models on host paths.
+    """
+
+    @property
+    def folder(self) -> Path:
+        """Where files about this cluster are."""
+        return BUILD / "kind" / self.name
 
     @property
     def kubeconfig(self) -> Path:
         """Path of the kubeconfig that kind writes."""
-        return RUNS / self.name / "kubeconfig"
+        return self.folder / "kubeconfig"
 
     def up(self, *, keep: bool = False) -> None:
-        """Makes the cluster, builds the images and loads them into its nodes."""
-        del keep  # it ends with `down`, or with `kind delete cluster`
+        """Makes the cluster, builds the images and loads them into its nodes, and installs Prometheus."""
         kind = _program("kind", "install kind (https://kind.sigs.k8s.io)")
         docker = _program("docker", "install a container engine")
+        if run([docker, "info"], None).returncode != 0:
+            raise ClusterError("docker does not answer: start its daemon (`docker info` says what is wrong)")
+        self._sweep(kind)
         self.logs_dir.mkdir(parents=True, exist_ok=True)
-        name = f"headrace-{self.name}"
-        create = [kind, "create", "cluster", f"--name={name}", f"--kubeconfig={self.kubeconfig}", "--wait=2m"]
-        run_logged("making a kind cluster", create, self.logs_dir / "kind.log")
+        if not keep:
+            write_owner(self.folder / "pid", os.getpid())
+        config = self.folder / "kind.yaml"
+        config.write_text(yaml.safe_dump(_kind_config()))
+        create = [kind, "create", "cluster", f"--name={_kind_name(self.name)}", f"--config={config}", "--wait=3m"]
+        run_logged("making a kind cluster", [*create, f"--kubeconfig={self.kubeconfig}"], self.logs_dir / "create.log")
+        self._offer_gpus()
+        version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
         for image in IMAGES:
-            tag = f"headrace/{image}:latest"
-            command = [docker, "build", "--target", image, "--tag", tag, ROOT]
+            tag = f"headrace/{image}:{version}"
+            command = [docker, "build", f"--file={DOCKERFILE}", "--target", image, "--tag", tag, ROOT]
             run_logged(f"building {tag}", command, self.logs_dir / f"build-{image}.log")
-            command = [kind, "load", "docker-image", tag, f"--name={name}"]
-            run_logged(f"loading {tag}", command, self.logs_dir / f"load-{image}.log")
+            command = [kind, "load", "docker-image", tag, f"--name={_kind_name(self.name)}"]
+            run_logged(f"loading {tag} into the nodes", command, self.logs_dir / f"load-{image}.log")
+        super().up(keep=keep)
 
     def down(self) -> None:
         """Deletes the cluster."""
-        super().down()
-        kind = _program("kind", "install kind")
-        run_logged(
-            "ending the kind cluster",
-            [kind, "delete", "cluster", f"--name=headrace-{self.name}"],
-            self.logs_dir / "down.log",
-        )
+        self._end_forwards()
+        self._delete(_program("kind", "install kind"), self.name)
+
+    def _offer_gpus(self) -> None:
+        # Kubernetes documentation, "Advertise Extended Resources for a Node": a patch of the status that stays.
+        patch = [{"op": "add", "path": "/status/capacity/nvidia.com~1gpu", "value": str(GPUS_PER_NODE)}]
+        for node in self.nodes():
+            self.kubectl("patch", "node", node, "--subresource=status", "--type=json", "-p", json.dumps(patch))
+
+    def _sweep(self, kind: Path) -> None:
+        """Deletes the cluster of this name, and those of runs that were killed."""
+        known = run([kind, "get", "clusters"], None).stdout.split()
+        for folder in (BUILD / "kind").glob("*"):
+            killed = (folder / "pid").exists() and running_owner(folder / "pid") is None
+            if _kind_name(folder.name) in known and (killed or folder.name == self.name):
+                self._delete(kind, folder.name)
+
+    def _delete(self, kind: Path, name: str) -> None:
+        log = BUILD / "kind" / name / "logs" / "delete.log"
+        run_logged(f"deleting the kind cluster {name}", [kind, "delete", "cluster", f"--name={_kind_name(name)}"], log)
+
+
+def _kind_name(name: str) -> str:
+    return f"headrace-{name}"
+
+
+def _kind_config() -> dict[str, Any]:
+    shared = [{"hostPath": str(BUILD), "containerPath": str(BUILD)}]
+    labels = [{"topology.kubernetes.io/zone": zone} for zone in ZONES]
+    return {
+        "apiVersion": "kind.x-k8s.io/v1alpha4",
+        "kind": "Cluster",
+        "nodes": [
+            {"role": "control-plane"},
+            *({"role": "worker", "labels": label, "extraMounts": shared} for label in labels),
+        ],
+    }
 
 
 def _program(name: str, remedy: str) -> Path:

@@ -56,7 +56,8 @@ class LocalRun:
         for identity in ("admin", "controller-manager", "scheduler", "proxy", *NODES):
             self._pki.kubeconfig(identity, self._url)
         self._start_control_plane()
-        self._kubectl("apply", "-f", "-", stdin=_list_of([*_proxy_rights(), *prometheus.RIGHTS]))
+        self._kubectl("create", "namespace", prometheus.NAMESPACE)
+        self._kubectl("apply", "-f", "-", stdin=prometheus.as_list([*_proxy_rights(), *prometheus.rights()]))
         self._start_hostlet()
         self._start_prometheus()
         ready = {
@@ -127,7 +128,7 @@ class LocalRun:
         return self._try_kubectl("wait", "--for=condition=Ready", "--timeout=1s", *(f"node/{name}" for name in NODES))
 
     def _start_prometheus(self) -> None:
-        account = (prometheus.SERVICE_ACCOUNT, "-n", prometheus.NAMESPACE)
+        account = (prometheus.NAME, "-n", prometheus.NAMESPACE)
         token_file = self._pki.folder / "prometheus.token"
         token_file.touch(mode=0o600)
         # As long as the certificates: nobody renews it, and a demo may be kept running for days.
@@ -174,10 +175,6 @@ def _proxy_rights() -> list[dict[str, object]]:
             "subjects": [{"kind": "User", "apiGroup": group, "name": "system:kube-proxy"}],
         },
     ]
-
-
-def _list_of(items: list[dict[str, object]]) -> str:
-    return json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
 
 
 def _context(pki: Authority, identity: str) -> ssl.SSLContext:

@@ -20,6 +20,7 @@ from e2e.cluster import build
 from e2e.cluster.api import ROOT, RUNS, Ability, Cluster, wait_for
 from e2e.cluster.hostlet.control import HostletControl
 from e2e.cluster.local import remove_data
+from e2e.cluster.processes import is_running, reap, running_owner, start_ticks, write_owner
 from e2e.cluster.progress import ClusterError, say, tail
 from e2e.cluster.prometheus import SCRAPE_INTERVAL_S
 from e2e.cluster.supervisor import hold_file, pid_file
@@ -40,11 +41,6 @@ class LocalCluster(Cluster):
         super().__init__(name)
         self._lifeline: int | None = None
 
-    @property
-    def folder(self) -> Path:
-        """Where everything of this cluster is: certificates, data, logs."""
-        return RUNS / self.name
-
     def up(self, *, keep: bool = False) -> None:
         """Brings the cluster up, in the place of an earlier one of this name that did not end well.
 
@@ -56,7 +52,7 @@ class LocalCluster(Cluster):
         with (RUNS / ".lock").open("w") as lock:
             # Two that start at once must not take the same folder, or sweep the other's away.
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if self._parent() is not None:
+            if self.parent_pid() is not None:
                 raise ClusterError(f"the cluster {self.name} is running: end it with {self._down_command}")
             _sweep()
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -86,18 +82,18 @@ class LocalCluster(Cluster):
             )
         if reading != subprocess.DEVNULL:
             os.close(reading)
-        (self.folder / "pid").write_text(f"{parent.pid} {_started(parent.pid)}")
+        write_owner(self.folder / "pid", parent.pid)
         return parent
 
     def down(self) -> None:
         """Ends all of the cluster's programs and removes its data; the logs stay for a day."""
-        pid = self._parent()
+        pid = self.parent_pid()
         if pid is not None:
-            started = _started(pid)
+            started = start_ticks(pid)
             os.kill(pid, signal.SIGTERM)
             deadline = time.monotonic() + DOWN_TIMEOUT_S
-            while _started(pid) == started:
-                _reap(pid)
+            while start_ticks(pid) == started:
+                reap(pid)
                 if time.monotonic() > deadline:
                     os.kill(pid, signal.SIGKILL)
                 time.sleep(0.1)
@@ -108,13 +104,13 @@ class LocalCluster(Cluster):
 
     def discard_logs(self) -> None:
         """Removes the logs of a cluster that has ended."""
-        if self._parent() is None:
+        if self.parent_pid() is None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
     def is_up(self) -> bool:
         """Whether it has come up and runs."""
-        return self._parent() is not None and (self.folder / "ready.json").exists()
+        return self.parent_pid() is not None and (self.folder / "ready.json").exists()
 
     @cached_property
     def _ready(self) -> dict[str, Any]:
@@ -145,12 +141,6 @@ class LocalCluster(Cluster):
         return str(self._ready["prometheus_url"])
 
     @property
-    def nodes(self) -> list[str]:
-        """Names of the nodes."""
-        names: list[str] = self._ready["nodes"]
-        return names
-
-    @property
     def faults(self) -> HostletControl:
         """What can be done to nodes and pods: lose, kill, freeze, delay."""
         return HostletControl(self.folder / "hostlet")
@@ -160,16 +150,26 @@ class LocalCluster(Cluster):
         spec = self.get("service", name, namespace=namespace)["spec"]
         return f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}"
 
+    def pod_url(self, name: str, port: int, *, namespace: str) -> str:
+        """Address of a port of a pod: pod addresses are loopback addresses here."""
+        return f"http://{self.get('pod', name, namespace=namespace)['status']['podIP']}:{port}"
+
     def pid_of(self, component: str) -> int:
         """Process id of one of the cluster's programs."""
         return int(pid_file(self.folder, component).read_text())
+
+    def pod_pids(self) -> list[int]:
+        """Process ids of everything that runs in pods."""
+        nodes = self.faults.state()["nodes"].values()
+        containers = [found for node in nodes for pod in node["pods"].values() for found in pod["containers"].values()]
+        return [pid for found in containers for pid in found["pids"]]
 
     @contextmanager
     def held(self, component: str) -> Iterator[None]:
         """Ends a program, and lets it start again at the end of the block."""
         pid = self.pid_of(component)
         hold_file(self.folder, component).touch()
-        wait_for(f"{component} to end", lambda: not _is_running(pid), timeout_s=30)
+        wait_for(f"{component} to end", lambda: not is_running(pid), timeout_s=30)
         try:
             yield
         finally:
@@ -194,46 +194,17 @@ class LocalCluster(Cluster):
     def _down_command(self) -> str:
         return f"`python -m e2e.cluster down --name {self.name}`"
 
-    def _parent(self) -> int | None:
-        return _parent_of(self.folder)
-
-
-def _parent_of(folder: Path) -> int | None:
-    """The running parent of a cluster's programs. A process id alone says little: ids are used again."""
-    try:
-        pid, started = (folder / "pid").read_text().split()
-    except (FileNotFoundError, ValueError):
-        return None
-    return int(pid) if _started(int(pid)) == started else None
+    def parent_pid(self) -> int | None:
+        """Process id of the parent of the cluster's programs, or None if there is none."""
+        return running_owner(self.folder / "pid")
 
 
 def _sweep() -> None:
     """Removes what clusters left that were killed, and the logs of those that ended long ago."""
     for folder in RUNS.iterdir():
-        if not folder.is_dir() or _parent_of(folder) is not None:
+        if not folder.is_dir() or running_owner(folder / "pid") is not None:
             continue
         if time.time() - folder.stat().st_mtime > OLD_LOGS_S:
             shutil.rmtree(folder, ignore_errors=True)
         else:
             remove_data(folder)
-
-
-def _started(pid: int) -> str | None:
-    """When a process was started, in clock ticks since boot; None if it has ended (proc(5), stat)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    state, start_ticks = fields[0], fields[19]
-    return None if state == "Z" else start_ticks
-
-
-def _is_running(pid: int) -> bool:
-    return _started(pid) is not None
-
-
-def _reap(pid: int) -> None:
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return  # another process started it

@@ -8,7 +8,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-LINE_EVERY_S = 15.0
+from e2e.cluster.processes import die_with_parent
+
+LINE_EVERY_S = 10.0
+LINE_WIDTH = 60
 
 
 class ClusterError(Exception):
@@ -27,6 +30,12 @@ def tail(log: Path, lines: int = 8) -> str:
     return "".join(f"\n    {line}" for line in log.read_text(errors="replace").splitlines()[-lines:])
 
 
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "its start")
+    return last if len(last) <= LINE_WIDTH else f"{last[:LINE_WIDTH]}..."
+
+
 def run_logged(
     what: str,
     command: Sequence[object],
@@ -36,14 +45,17 @@ def run_logged(
     env: Mapping[str, str] | None = None,
     expected: str = "",
 ) -> None:
-    """Runs a command (strings and paths) with its output in `log`, and says each 15 s that it is still at it.
+    """Runs a command (strings and paths) with its output in `log`, and says each 10 s what it is at.
+
+    The command ends with this process.
 
     Raises:
         ClusterError: the command cannot be started, or ends with a code other than 0.
     """
     say(what + (f" ({expected})" if expected else ""))
     log.parent.mkdir(parents=True, exist_ok=True)
-    started = next_line = time.monotonic()
+    started = time.monotonic()
+    next_line = started + LINE_EVERY_S
     with log.open("w") as output:
         try:
             process = subprocess.Popen(
@@ -53,13 +65,15 @@ def run_logged(
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - long steps run before there are threads
             )
         except OSError as error:
             raise ClusterError(f"{what}: {error}") from error
         while (code := process.poll()) is None:
-            if time.monotonic() - next_line > LINE_EVERY_S:
-                next_line = time.monotonic()
-                say(f"  {what}: {next_line - started:.0f} s so far")
+            now = time.monotonic()
+            if now > next_line:
+                next_line = now + LINE_EVERY_S
+                say(f"  {what}: {now - started:.0f} s so far; at {_last_line(log)}")
             time.sleep(0.2)
     if code != 0:
         raise ClusterError(f"{what} failed with exit code {code}; log: {log}{tail(log)}")

@@ -25,12 +25,15 @@ class Ports:
     prometheus: int = 9090
 
 
+USUAL_PORTS: Final = Ports()
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """A block of loopback: the control plane and the nodes, the pods, and the Services of one cluster."""
 
     number: int
-    ports: Ports = Ports()
+    ports: Ports
 
     @property
     def control_plane(self) -> str:
@@ -99,7 +102,7 @@ class Claim:
     slot: Slot
 
 
-def claim_slot() -> Claim:
+def claim_slot(ports: Ports = USUAL_PORTS) -> Claim:
     """Claims a slot that nobody has and whose addresses nobody listens on.
 
     Raises:
@@ -113,7 +116,7 @@ def claim_slot() -> Claim:
         except OSError:
             lock.close()
             continue
-        slot = Slot(number)
+        slot = Slot(number, ports)
         # What listens on this slot's own addresses may use the rest of them too: leave it alone if we can.
         if not slot.taken_ports():
             return Claim(lock, slot)

@@ -6,15 +6,14 @@ can stop Prometheus or restart the API server by touching files, whatever proces
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
-import signal
 import subprocess
 import time
 from pathlib import Path
 
 from e2e.cluster.components import Component
+from e2e.cluster.processes import die_with_parent
 from e2e.cluster.progress import ClusterError, tail
 
 UP_TIMEOUT_S = 60.0
@@ -22,13 +21,6 @@ UP_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 4.0
 # A program that ends as soon as it is started is not started more often than this.
 START_AGAIN_AFTER_S = 1.0
-_PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent() -> None:
-    """Asks the kernel to kill this process when its parent ends, however it ends (Linux prctl(2))."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
 class Supervisor:
