@@ -176,7 +176,7 @@ async def a_failed_init_container_is_retried_where_the_pod_restarts(room: Room) 
 @holds_against(SIDECARS + "#sidecar-containers-and-pod-lifecycle")
 async def a_sidecar_starts_first_and_ends_last(room: Room) -> None:
     mounts = [{"name": "e", "mountPath": "/state"}]
-    script = "trap 'test -e /state/main-ended && exit 0; exit 6' TERM; touch /state/side; sleep 60 & wait"
+    script = "trap 'test -e /state/main-ended && sleep 0.7 && exit 0; exit 6' TERM; touch /state/side; sleep 60 & wait"
     sidecar = shell(script, name="s", restartPolicy="Always", volumeMounts=mounts)
     sidecar["startupProbe"] = {"exec": {"command": ["test", "-e", "/state/side"]}, "periodSeconds": 1}
     main = "test -e /state/side || exit 9; sleep 0.5; touch /state/main-ended"
@@ -187,6 +187,11 @@ async def a_sidecar_starts_first_and_ends_last(room: Room) -> None:
     assert state_of(last)[1]["exitCode"] == 0, "the sidecar had not started when the main container did"
     assert state_of(last, "s")[1]["exitCode"] == 0, "the sidecar was ended before the main container"
     assert condition(last, "Initialized")["status"] == "True"
+    assert all(
+        each["status"]["phase"] == "Running"
+        for each in pod.versions
+        if state_of(each)[0] == "terminated" and is_running("s")(each)
+    )
 
 
 @holds_against("concepts/containers/images/#imagepullbackoff")

@@ -43,6 +43,7 @@ async def a_changed_config_map_is_swapped_in_whole(room: Room) -> None:
     ]
     script = """
 while :; do
+  test -L /etc/v/..data || echo gap
   d=$(readlink -f /etc/v/..data); pair=$(cat $d/a $d/b 2>/dev/null)
   case "$pair" in 12|21) echo torn "$pair" ;; 22) break ;; esac; sleep 0.05
 done
