@@ -222,6 +222,7 @@ async def serving(**changes: Any) -> AsyncIterator[Rig]:
             yield Rig(worker, engine, vllm, http, stop, task, address)
         finally:
             vllm.may_answer.set()
+            engine.now = IDLE
             stop.set()
             if not task.done():
                 await asyncio.wait({task}, timeout=10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 from starlette.types import Message as Event
@@ -16,6 +16,10 @@ from headrace_worker.errors import ClientGone, RequestError
 
 M = TypeVar("M", bound=Message)
 
+DISCARD: Final = 4
+"""How many times the bound of a body is read and thrown away. Who still sends when the connection closes sees it
+reset, and never the answer that says why."""
+
 
 def header(scope: Scope, name: bytes) -> bytes | None:
     """The value of the first header of a name in lower case."""
@@ -25,17 +29,21 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 async def read(scope: Scope, receive: Receive, most_bytes: int) -> bytes:
     """The whole body.
 
-    Raises RequestError (413) when it is longer than `most_bytes`, as soon as that is known, or ClientGone.
+    Raises RequestError (413) when it is longer than `most_bytes`, or ClientGone.
     """
     announced = header(scope, b"content-length")
-    if announced and announced.isdigit() and int(announced) > most_bytes:
-        raise _too_large(most_bytes)
-    chunks, size = [], 0
+    size = 0
+    is_too_large = announced is not None and announced.isdigit() and int(announced) > most_bytes
+    chunks: list[bytes] = []
     async for chunk in _chunks(receive):
         size += len(chunk)
-        if size > most_bytes:
-            raise _too_large(most_bytes)
-        chunks.append(chunk)
+        is_too_large = is_too_large or size > most_bytes
+        if not is_too_large:
+            chunks.append(chunk)
+        elif size > DISCARD * most_bytes:
+            break
+    if is_too_large:
+        raise _too_large(most_bytes)
     return b"".join(chunks)
 
 
@@ -113,7 +121,7 @@ def _too_large(most_bytes: int) -> RequestError:
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         f"the body is longer than {most_bytes} bytes: send less",
         ErrorCode.BODY_TOO_LARGE,
-        # What is left of it is not read: the connection cannot be used again.
+        # Some of it may be unread: the connection cannot be used again.
         headers={"Connection": "close"},
     )
 

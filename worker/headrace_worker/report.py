@@ -46,7 +46,8 @@ class Reporter:
         self._address = address
         self._interval_s = interval_s
         self._sequence = 0
-        self._listeners = 0
+        self.listeners = 0
+        """Streams of reports that are open. Without any no report is written."""
         self._line = b""
         self._next = asyncio.Event()
         self._closed = False
@@ -56,7 +57,7 @@ class Reporter:
         """Take a look, and pass it on to all who listen."""
         state = self._engine.state()
         self._door.look(state)
-        if not self._listeners:
+        if not self.listeners:
             return
         self._sequence += 1
         report = load_report(
@@ -78,7 +79,7 @@ class Reporter:
 
     async def reports(self) -> AsyncGenerator[bytes, None]:
         """Each report as JSON, beginning with one made for this listener, until `close`."""
-        self._listeners += 1
+        self.listeners += 1
         try:
             self.publish()
             while not self._closed:
@@ -86,7 +87,7 @@ class Reporter:
                 yield self._line
                 await wait_for_next.wait()
         finally:
-            self._listeners -= 1
+            self.listeners -= 1
 
     def close(self) -> None:
         """End all streams of reports: the server is about to close."""

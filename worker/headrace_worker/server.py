@@ -133,7 +133,7 @@ class Server:
             standing = door.standing
             raise RequestError(
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                f"not taken ({reason}): this worker is {standing.role} at epoch {standing.epoch}, {standing.phase}",
+                f"not taken ({reason}): this worker is {standing.role} at epoch {standing.epoch}",
                 ErrorCode.TRY_ANOTHER,
             )
         try:
