@@ -1,4 +1,7 @@
-"""The worker's calls over real HTTP: who may, what goes on to vLLM, and what comes back."""
+"""The worker's calls: who may, what goes on to vLLM, and what comes back.
+
+What depends on HTTP itself (streams, long bodies, clients that go away) runs over a real server: the fixture `real`.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,19 @@ from headrace_core.api.names import Role
 from headrace_core.api.wire import HandoffAnswer, LoadReport, Peers
 from headrace_worker.errors import StartError
 from headrace_worker.main import first_pass
-from tests.worker.fakes import ERROR, KV, ROLE_EVENT, TEXT_EVENT, FakeVllm, Rig, report, serving, sse, until
+from tests.worker.fakes import ERROR, KV, ROLE_EVENT, TEXT_EVENT, FakeVllm, Rig, calling, report, serving, sse, until
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
+    async with calling() as instance:
+        yield instance
+
+
+@pytest.fixture
+async def real() -> AsyncIterator[Rig]:
     async with serving() as instance:
         yield instance
 
@@ -48,7 +57,7 @@ GUARDED = [
 async def test_without_a_token_nothing_is_done(tmp_path: Path, method: str, path: str) -> None:
     file = tmp_path / "token"
     file.write_text("t1\nt2\n")
-    async with serving(token_file=str(file)) as rig:
+    async with calling(token_file=str(file)) as rig:
         for headers in ({}, {"Authorization": "Bearer nope"}):
             answer = await rig.http.request(method, path, headers=headers, json={"prompt": "x"})
             assert code(answer) == (401, "unauthorized")
@@ -59,7 +68,7 @@ async def test_without_a_token_nothing_is_done(tmp_path: Path, method: str, path
 async def test_probes_and_metrics_need_no_token_and_any_line_opens_the_rest(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("t1\nt2\n")
-    async with serving(token_file=str(file)) as rig:
+    async with calling(token_file=str(file)) as rig:
         for path in ("/livez", "/readyz", "/metrics"):
             assert (await rig.http.get(path)).status_code == 200
         answer = await rig.http.post(TEXT, json={"prompt": "x"}, headers={"Authorization": "Bearer t2"})
@@ -78,26 +87,26 @@ async def test_another_method_is_told_the_right_one(rig: Rig) -> None:
     assert (await rig.http.delete("/v1/pd_role")).headers["allow"] == "GET, POST"
 
 
-async def test_a_long_body_is_refused_whether_announced_or_not(rig: Rig) -> None:
+async def test_a_long_body_is_refused_whether_announced_or_not(real: Rig) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         for _ in range(30):
             yield b"x" * 100
 
     for path in (TEXT, "/v1/pd_role", "/v1/release"):
-        assert code(await rig.http.post(path, content=b"x" * 2001)) == (413, "body_too_large")
-        assert code(await rig.http.post(path, content=pieces())) == (413, "body_too_large")
-    assert rig.vllm.bodies == []
-    assert rig.worker.door.in_flight == 0
+        assert code(await real.http.post(path, content=b"x" * 2001)) == (413, "body_too_large")
+        assert code(await real.http.post(path, content=pieces())) == (413, "body_too_large")
+    assert real.vllm.bodies == []
+    assert real.worker.door.in_flight == 0
 
 
 # --- work ----------------------------------------------------------------------------------------------------------
 
 
-async def test_without_a_hand_off_the_body_goes_through_to_the_last_byte(rig: Rig) -> None:
+async def test_without_a_hand_off_the_body_goes_through_to_the_last_byte(real: Rig) -> None:
     raw = b'{ "prompt" : "\\u00e9 x",\n "max_tokens": 3 }'
-    answer = await rig.http.post(TEXT, content=raw)
-    assert rig.vllm.raw == [raw]
-    assert answer.json() == rig.vllm.answer
+    answer = await real.http.post(TEXT, content=raw)
+    assert real.vllm.raw == [raw]
+    assert answer.json() == real.vllm.answer
 
 
 async def test_vllm_never_sees_the_hand_off(rig: Rig) -> None:
@@ -239,40 +248,40 @@ async def test_an_error_after_the_first_token_stays_in_the_stream() -> None:
         assert (answer.status_code, answer.content) == (200, b"".join(rig.vllm.chunks))
 
 
-async def test_a_client_that_goes_away_ends_its_request(rig: Rig) -> None:
-    rig.vllm.may_answer.clear()
-    asked = asyncio.create_task(rig.http.post(TEXT, json={"prompt": "x", "headrace": handoff()}))
-    await rig.vllm.entered.wait()
-    assert rig.worker.door.in_flight == 1
+async def test_a_client_that_goes_away_ends_its_request(real: Rig) -> None:
+    real.vllm.may_answer.clear()
+    asked = asyncio.create_task(real.http.post(TEXT, json={"prompt": "x", "headrace": handoff()}))
+    await real.vllm.entered.wait()
+    assert real.worker.door.in_flight == 1
     asked.cancel()
-    await asyncio.wait_for(rig.vllm.disconnected.wait(), 2)
-    await until(lambda: rig.worker.door.in_flight == 0)
+    await asyncio.wait_for(real.vllm.disconnected.wait(), 2)
+    await until(lambda: real.worker.door.in_flight == 0)
 
 
 # --- the role ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_flip_over_http(rig: Rig) -> None:
-    rig.vllm.may_answer.clear()
-    inside = asyncio.create_task(rig.http.post(TEXT, json={"prompt": "x", "headrace": handoff()}))
-    await rig.vllm.entered.wait()
-    begun = await rig.flip(pod_uid="uid-0", boot_id=(await rig.role())["boot_id"], fence=3)
+async def test_a_flip_over_http(real: Rig) -> None:
+    real.vllm.may_answer.clear()
+    inside = asyncio.create_task(real.http.post(TEXT, json={"prompt": "x", "headrace": handoff()}))
+    await real.vllm.entered.wait()
+    begun = await real.flip(pod_uid="uid-0", boot_id=(await real.role())["boot_id"], fence=3)
     assert (begun.status_code, begun.json()["phase"], begun.json()["target_role"]) == (202, "draining", "decode")
     assert begun.json()["draining_requests"] == 1
     # New work is refused whatever it expects, the repeat is not, and the old work goes on.
     for body in ({"prompt": "x"}, {"prompt": "x", "headrace": handoff()}, {"headrace": handoff("decode", 1)}):
-        assert code(await rig.http.post(TEXT, json=body)) == (503, "try_another")
-    assert (await rig.flip(fence=3)).status_code == 202
-    assert code(await rig.flip("prefill", fence=3)) == (409, "role_change_under_way")
-    assert rig.engine.switches == []
-    rig.vllm.may_answer.set()
+        assert code(await real.http.post(TEXT, json=body)) == (503, "try_another")
+    assert (await real.flip(fence=3)).status_code == 202
+    assert code(await real.flip("prefill", fence=3)) == (409, "role_change_under_way")
+    assert real.engine.switches == []
+    real.vllm.may_answer.set()
     assert (await inside).status_code == 200
-    await until(lambda: rig.worker.door.standing.accepts)
-    after = await rig.role()
+    await until(lambda: real.worker.door.standing.accepts)
+    after = await real.role()
     assert (after["role"], after["epoch"], after["phase"]) == ("decode", 1, "ready")
     assert after["last_switch"]["outcome"] == "Succeeded"
-    assert (await rig.http.post(TEXT, json={"headrace": handoff("decode", 1)})).status_code == 200
-    assert code(await rig.http.post(TEXT, json={"headrace": handoff("decode", 0)})) == (503, "try_another")
+    assert (await real.http.post(TEXT, json={"headrace": handoff("decode", 1)})).status_code == 200
+    assert code(await real.http.post(TEXT, json={"headrace": handoff("decode", 0)})) == (503, "try_another")
 
 
 async def test_a_drain_waits_for_kv_that_others_fetch(rig: Rig) -> None:
@@ -331,19 +340,19 @@ async def events(rig: Rig) -> AsyncIterator[LoadReport]:
                 yield LoadReport.model_validate_json(line[6:])
 
 
-async def test_load_is_reported_in_order_and_says_at_once_when_the_door_closes(rig: Rig) -> None:
-    rig.engine.set(queued_requests=2, receiving_requests=1, running_requests=4, heavy_requests=3, light_requests=5)
-    rig.engine.set(held_requests=1, free_kv_blocks=60)
+async def test_load_is_reported_in_order_and_says_at_once_when_the_door_closes(real: Rig) -> None:
+    real.engine.set(queued_requests=2, receiving_requests=1, running_requests=4, heavy_requests=3, light_requests=5)
+    real.engine.set(held_requests=1, free_kv_blocks=60)
     seen: list[LoadReport] = []
-    async for one in events(rig):
+    async for one in events(real):
         seen.append(one)
         if len(seen) == 3:
-            await rig.flip()
+            await real.flip()
         if not one.accepting:
             break
     first = seen[0]
-    assert (first.pod, first.address, first.role, first.epoch) == ("w0", f"127.0.0.1:{rig.address[1]}", "prefill", 0)
-    assert first.boot_id == (await rig.role())["boot_id"]
+    assert (first.pod, first.address, first.role, first.epoch) == ("w0", f"127.0.0.1:{real.address[1]}", "prefill", 0)
+    assert first.boot_id == (await real.role())["boot_id"]
     assert (first.queued_requests, first.running_requests, first.free_kv_blocks) == (3, 4, 60)
     assert (first.heavy_requests, first.light_requests) == (3, 5)
     numbers = [one.sequence for one in seen]
@@ -351,10 +360,10 @@ async def test_load_is_reported_in_order_and_says_at_once_when_the_door_closes(r
     assert len(seen) <= 5
 
 
-async def test_two_listeners_hear_the_same_sequence(rig: Rig) -> None:
+async def test_two_listeners_hear_the_same_sequence(real: Rig) -> None:
     async def take(count: int) -> dict[int, str]:
         seen: dict[int, str] = {}
-        async for one in events(rig):
+        async for one in events(real):
             seen[one.sequence] = one.model_dump_json()
             if len(seen) == count:
                 break
@@ -366,13 +375,13 @@ async def test_two_listeners_hear_the_same_sequence(rig: Rig) -> None:
     assert all(left[number] == right[number] for number in both)
 
 
-async def test_a_listener_that_goes_away_is_forgotten(rig: Rig) -> None:
-    async for _ in events(rig):
+async def test_a_listener_that_goes_away_is_forgotten(real: Rig) -> None:
+    async for _ in events(real):
         break
-    await until(lambda: rig.worker.reporter.listeners == 0)
+    await until(lambda: real.worker.reporter.listeners == 0)
 
 
-async def test_peers_are_heard_line_by_line_while_the_stream_is_open(rig: Rig) -> None:
+async def test_peers_are_heard_line_by_line_while_the_stream_is_open(real: Rig) -> None:
     more, go_on = asyncio.Event(), asyncio.Event()
 
     async def body() -> AsyncIterator[bytes]:
@@ -382,11 +391,11 @@ async def test_peers_are_heard_line_by_line_while_the_stream_is_open(rig: Rig) -
         more.set()
         await go_on.wait()
 
-    telling = asyncio.create_task(rig.http.put("/v1/peers", content=body()))
+    telling = asyncio.create_task(real.http.put("/v1/peers", content=body()))
     await more.wait()
 
     async def chosen() -> list[str]:
-        answer = await rig.http.post(TEXT, json={"prompt": "x", "headrace": handoff(max_tokens=1)})
+        answer = await real.http.post(TEXT, json={"prompt": "x", "headrace": handoff(max_tokens=1)})
         return [ref["pod"] for ref in answer.json()["headrace"]["decode_workers"]]
 
     async with asyncio.timeout(2):
