@@ -187,14 +187,16 @@ class Cluster(ABC):
         if done.returncode != 0 and "AlreadyExists" not in done.stderr:
             raise ClusterError(f"the namespace {name} cannot be made: {done.stderr.strip()}")
 
-    def install_chart(self, namespace: str, **values: str) -> None:
-        """Installs or upgrades the chart and waits until the operator is ready."""
+    def install_chart(self, namespace: str, *flags: str, **values: str) -> None:
+        """Installs or upgrades the chart and waits until the operator is ready; `flags` go to helm."""
         self.ensure_namespace(namespace)
         given = {"prometheus.url": self.operator_prometheus_url, **values}
         settings = [part for key, value in given.items() for part in ("--set-string", f"{key}={value}")]
         if own := os.environ.get("HEADRACE_CHART_VALUES"):
             settings += ["-f", own]
-        self.helm("upgrade", "--install", RELEASE, str(CHART), "-n", namespace, "--wait", "--timeout=2m", *settings)
+        self.helm(
+            "upgrade", "--install", RELEASE, str(CHART), "-n", namespace, "--wait", "--timeout=2m", *flags, *settings
+        )
 
 
 def run(command: list[str | Path], stdin: str | None) -> subprocess.CompletedProcess[str]:

@@ -17,7 +17,8 @@ READY_TIMEOUT_S = 300.0
 @pytest.fixture(scope="session")
 def headrace(cluster: Cluster) -> Cluster:
     """The cluster with the chart installed."""
-    cluster.install_chart("headrace-system")
+    # The operator's tests may have brought the CRDs already, which helm must then take over.
+    cluster.install_chart("headrace-system", "--take-ownership")
     return cluster
 
 
