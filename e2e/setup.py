@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from pathlib import Path
 
 from e2e.cluster import build
 from e2e.cluster.progress import ClusterError, run_logged, say
@@ -26,17 +25,17 @@ def install_packages() -> None:
     wanted = " ".join(missing)
     if shutil.which("apt-get") is None:
         raise ClusterError(f"no apt-get here: install {wanted} by this system's own means")
-    as_root: list[str | Path] = []
+    as_root: list[str] = []
     if os.geteuid() != 0:
         if shutil.which("sudo") is None:
             raise ClusterError(f"neither root nor sudo: have someone run `apt-get install {wanted}`")
         as_root = ["sudo", "-n"]
+    # A service that starts by itself on all addresses is not wanted: only the program is. sudo drops the environment.
+    apt = [*as_root, "env", "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1", "SYSTEMD_OFFLINE=1", "apt-get"]
     logs = build.cache_dir() / "logs"
-    # A service that starts by itself on all addresses is not wanted: only the program is.
-    env = {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
-    run_logged("reading the package lists", [*as_root, "apt-get", "update"], logs / "apt-update.log", env=env)
-    install = [*as_root, "apt-get", "install", "-y", "--no-install-recommends", *missing]
-    run_logged(f"installing {wanted}", install, logs / "apt-install.log", env=env)
+    run_logged("reading the package lists", [*apt, "update"], logs / "apt-update.log")
+    install = [*apt, "install", "-y", "--no-install-recommends", *missing]
+    run_logged(f"installing {wanted}", install, logs / "apt-install.log", expected="about half a minute")
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ import yaml
 
 from e2e.cluster import build, prometheus
 from e2e.cluster.api import BUILD, CHART, OURS, RELEASE, ROOT, Cluster, run, wait_for
-from e2e.cluster.processes import die_with_parent, running_owner, write_owner
+from e2e.cluster.processes import die_with_parent, running_process, write_processes
 from e2e.cluster.progress import ClusterError, run_logged, say
 
 IMAGES: Final = ("operator", "gateway", "worker")
@@ -167,7 +167,7 @@ class KindCluster(CurrentCluster):
         self._sweep(kind)
         self.logs_dir.mkdir(parents=True, exist_ok=True)
         if not keep:
-            write_owner(self.folder / "pid", os.getpid())
+            write_processes(self.folder / "pid", os.getpid())
         config = self.folder / "kind.yaml"
         config.write_text(yaml.safe_dump(_kind_config()))
         create = [kind, "create", "cluster", f"--name={_kind_name(self.name)}", f"--config={config}", "--wait=3m"]
@@ -197,7 +197,7 @@ class KindCluster(CurrentCluster):
         """Deletes the cluster of this name, and those of runs that were killed."""
         known = run([kind, "get", "clusters"], None).stdout.split()
         for folder in (BUILD / "kind").glob("*"):
-            killed = (folder / "pid").exists() and running_owner(folder / "pid") is None
+            killed = (folder / "pid").exists() and running_process(folder / "pid") is None
             if _kind_name(folder.name) in known and (killed or folder.name == self.name):
                 self._delete(kind, folder.name)
 

@@ -14,9 +14,9 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -55,11 +55,10 @@ class LocalRun:
         write_service_account_keys(self._pki.folder / "service-accounts.key", self._pki.folder / "service-accounts.pub")
         for identity in ("admin", "controller-manager", "scheduler", "proxy", *NODES):
             self._pki.kubeconfig(identity, self._url)
-        self._start_control_plane()
+        self._start_storage()
         self._kubectl("create", "namespace", prometheus.NAMESPACE)
         self._kubectl("apply", "-f", "-", stdin=prometheus.as_list([*_proxy_rights(), *prometheus.rights()]))
-        self._start_hostlet()
-        self._start_prometheus()
+        self._supervisor.start(*self._controllers(), self._hostlet(), *self._monitoring())
         ready = {
             "kubeconfig": str(self._pki.folder / "admin.kubeconfig"),
             "prometheus_url": self._slot.prometheus_url,
@@ -72,25 +71,26 @@ class LocalRun:
         unfinished.write_text(json.dumps(ready, indent=2))
         unfinished.rename(self._folder / "ready.json")
 
-    def _start_control_plane(self) -> None:
+    def _start_storage(self) -> None:
         program, slot, pki, etcd_pki = self._tools.controlplane, self._slot, self._pki, self._etcd_pki
-        start = self._supervisor.start
         command = components.etcd(program, slot, etcd_pki, self._folder / "etcd")
         health = f"https://{slot.control_plane}:{slot.ports.etcd}/health"
-        start(Component("etcd", command, _answers(health, _context(etcd_pki, "etcd"))))
+        self._supervisor.start(Component("etcd", command, Probe(health, _context(etcd_pki, "etcd")).is_ok))
         command = components.apiserver(program, slot, pki, etcd_pki)
-        start(Component("kube-apiserver", command, _answers(f"{self._url}/readyz", _context(pki, "admin"))))
-        command = components.controller_manager(program, slot, pki)
-        start(Component("kube-controller-manager", command, self._controllers_work))
-        command = components.scheduler(program, slot, pki)
-        health = f"https://{slot.control_plane}:{slot.ports.scheduler}/healthz"
-        start(Component("kube-scheduler", command, _answers(health, _context(pki, "admin"))))
+        self._supervisor.start(Component("kube-apiserver", command, self._probe(f"{self._url}/readyz").is_ok))
 
-    def _controllers_work(self) -> bool:
+    def _controllers(self) -> list[Component]:
+        program, slot, pki = self._tools.controlplane, self._slot, self._pki
         # The first thing that users miss before the controllers run: pods want this service account.
-        return self._try_kubectl("get", "serviceaccount", "default", "-n", "default")
+        account = self._probe(f"{self._url}/api/v1/namespaces/default/serviceaccounts/default")
+        health = self._probe(f"https://{slot.control_plane}:{slot.ports.scheduler}/healthz")
+        command = components.controller_manager(program, slot, pki)
+        return [
+            Component("kube-controller-manager", command, account.is_ok),
+            Component("kube-scheduler", components.scheduler(program, slot, pki), health.is_ok),
+        ]
 
-    def _start_hostlet(self) -> None:
+    def _hostlet(self) -> Component:
         config = HostletConfig(
             apiserver=self._url,
             ca=str(self._pki.certificate),
@@ -105,7 +105,15 @@ class LocalRun:
         )
         path = self._folder / "hostlet.json"
         config.save(path)
-        self._supervisor.start(Component("hostlet", components.hostlet(path), self._nodes_ready))
+        nodes = self._probe(f"{self._url}/api/v1/nodes")
+
+        def are_ready() -> bool:
+            found = nodes.get() or {"items": []}
+            conditions = [one for node in found["items"] for one in node["status"].get("conditions", [])]
+            ready = [one for one in conditions if one["type"] == "Ready" and one["status"] == "True"]
+            return len(ready) == len(NODES)
+
+        return Component("hostlet", components.hostlet(path), are_ready)
 
     def _node(self, index: int, name: str, zone: str) -> NodeConfig:
         # So that all logs are found in one place while the cluster runs, too.
@@ -124,10 +132,7 @@ class LocalRun:
             accelerator="none",
         )
 
-    def _nodes_ready(self) -> bool:
-        return self._try_kubectl("wait", "--for=condition=Ready", "--timeout=1s", *(f"node/{name}" for name in NODES))
-
-    def _start_prometheus(self) -> None:
+    def _monitoring(self) -> list[Component]:
         account = (prometheus.NAME, "-n", prometheus.NAMESPACE)
         token_file = self._pki.folder / "prometheus.token"
         token_file.touch(mode=0o600)
@@ -135,25 +140,23 @@ class LocalRun:
         token_file.write_text(self._kubectl("create", "token", *account, f"--duration={LIFETIME.days * 24}h"))
         targets = self._folder / "targets.json"
         command = components.discovery(self._url, self._pki.certificate, token_file, targets)
-        self._supervisor.start(Component("discovery", command, targets.exists))
         config = prometheus.write_config(self._folder / "prometheus.yml", targets)
-        command = components.prometheus(prometheus.program(), self._slot, config, self._folder / "prometheus")
-        ready = _answers(f"{self._slot.prometheus_url}/-/ready")
-        self._supervisor.start(Component("prometheus", command, ready))
+        program = components.prometheus(prometheus.program(), self._slot, config, self._folder / "prometheus")
+        return [
+            Component("discovery", command, targets.exists),
+            Component("prometheus", program, Probe(f"{self._slot.prometheus_url}/-/ready").is_ok),
+        ]
+
+    def _probe(self, url: str) -> Probe:
+        return Probe(url, _context(self._pki, "admin"))
 
     def _kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        done = self._run_kubectl(*arguments, stdin=stdin)
+        config = self._pki.folder / "admin.kubeconfig"
+        command = [str(self._tools.kubectl), f"--kubeconfig={config}", *arguments]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise ClusterError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
-
-    def _try_kubectl(self, *arguments: str) -> bool:
-        return self._run_kubectl(*arguments).returncode == 0
-
-    def _run_kubectl(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        config = self._pki.folder / "admin.kubeconfig"
-        command = [str(self._tools.kubectl), f"--kubeconfig={config}", *arguments]
-        return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
 
 
 def _proxy_rights() -> list[dict[str, object]]:
@@ -183,29 +186,48 @@ def _context(pki: Authority, identity: str) -> ssl.SSLContext:
     return context
 
 
-def _answers(url: str, verify: ssl.SSLContext | bool = True) -> Callable[[], bool]:
-    def answers() -> bool:
-        try:
-            return httpx.get(url, verify=verify, trust_env=False).status_code == httpx.codes.OK
-        except httpx.HTTPError:
-            return False
+class Probe:
+    """Asks one URL whether it answers."""
 
-    return answers
+    def __init__(self, url: str, verify: ssl.SSLContext | bool = True) -> None:
+        self._url = url
+        self._http = httpx.Client(verify=verify, trust_env=False)
+
+    def get(self) -> dict[str, Any] | None:
+        """What is found there, as JSON, or None."""
+        answer = self._answer()
+        found: dict[str, Any] | None = answer.json() if answer else None
+        return found
+
+    def is_ok(self) -> bool:
+        """Whether it answers with 200."""
+        return self._answer() is not None
+
+    def _answer(self) -> httpx.Response | None:
+        try:
+            answer = self._http.get(self._url)
+        except httpx.HTTPError:
+            return None
+        return answer if answer.status_code == httpx.codes.OK else None
 
 
 def remove_data(folder: Path) -> None:
-    """Removes all files of a cluster that has ended, but its logs (those of a node's pods are in `logs/NODE`)."""
+    """Removes all files of a cluster that has ended, but its logs (those of a node's pods are in `logs/NODE`).
+
+    The file `pid` goes last: while it is there, nobody else takes the folder.
+    """
     for of_pods in folder.glob("hostlet/*/logs"):
         link = folder / "logs" / of_pods.parent.name
         link.unlink(missing_ok=True)
         of_pods.rename(link)
     for found in folder.iterdir():
-        if found.name in ("logs", "failed"):
+        if found.name in ("logs", "failed", "pid"):
             continue
         if found.is_dir():
             shutil.rmtree(found)
         else:
             found.unlink()
+    (folder / "pid").unlink(missing_ok=True)
 
 
 def _run(folder: Path, lifeline: int | None) -> None:

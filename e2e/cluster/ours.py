@@ -20,7 +20,7 @@ from e2e.cluster import build
 from e2e.cluster.api import ROOT, RUNS, Ability, Cluster, wait_for
 from e2e.cluster.hostlet.control import HostletControl
 from e2e.cluster.local import remove_data
-from e2e.cluster.processes import is_running, reap, running_owner, start_ticks, write_owner
+from e2e.cluster.processes import is_running, reap, running_process, start_ticks, write_processes
 from e2e.cluster.progress import ClusterError, say, tail
 from e2e.cluster.prometheus import SCRAPE_INTERVAL_S
 from e2e.cluster.supervisor import hold_file, pid_file
@@ -52,6 +52,8 @@ class LocalCluster(Cluster):
         with (RUNS / ".lock").open("w") as lock:
             # Two that start at once must not take the same folder, or sweep the other's away.
             fcntl.flock(lock, fcntl.LOCK_EX)
+            if self._is_orphaned():
+                wait_for("the cluster of a run that was killed to end", lambda: not self.parent_pid(), timeout_s=30)
             if self.parent_pid() is not None:
                 raise ClusterError(f"the cluster {self.name} is running: end it with {self._down_command}")
             _sweep()
@@ -82,7 +84,7 @@ class LocalCluster(Cluster):
             )
         if reading != subprocess.DEVNULL:
             os.close(reading)
-        write_owner(self.folder / "pid", parent.pid)
+        write_processes(self.folder / "pid", parent.pid, *([] if keep else [os.getpid()]))
         return parent
 
     def down(self) -> None:
@@ -196,13 +198,19 @@ class LocalCluster(Cluster):
 
     def parent_pid(self) -> int | None:
         """Process id of the parent of the cluster's programs, or None if there is none."""
-        return running_owner(self.folder / "pid")
+        return running_process(self.folder / "pid")
+
+    def _is_orphaned(self) -> bool:
+        """Whether it is about to end because the process that started it has."""
+        noted = self.folder / "pid"
+        is_kept = noted.exists() and len(noted.read_text().splitlines()) == 1
+        return self.parent_pid() is not None and not is_kept and running_process(noted, line=1) is None
 
 
 def _sweep() -> None:
     """Removes what clusters left that were killed, and the logs of those that ended long ago."""
     for folder in RUNS.iterdir():
-        if not folder.is_dir() or running_owner(folder / "pid") is not None:
+        if not folder.is_dir() or running_process(folder / "pid") is not None:
             continue
         if time.time() - folder.stat().st_mtime > OLD_LOGS_S:
             shutil.rmtree(folder, ignore_errors=True)

@@ -39,15 +39,17 @@ def reap(pid: int) -> None:
         return
 
 
-def write_owner(path: Path, pid: int) -> None:
-    """Notes a process in a file; a process id alone says little, as ids are used again."""
-    path.write_text(f"{pid} {start_ticks(pid)}")
+def write_processes(path: Path, *pids: int) -> None:
+    """Notes processes in a file, one a line; an id alone says little, as ids are used again."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    unfinished.write_text("".join(f"{pid} {start_ticks(pid)}\n" for pid in pids))
+    unfinished.rename(path)
 
 
-def running_owner(path: Path) -> int | None:
-    """The process that `write_owner` noted, or None if it has ended."""
+def running_process(path: Path, line: int = 0) -> int | None:
+    """The process that `write_processes` noted in a line, or None if it has ended or there is none."""
     try:
-        pid, started = path.read_text().split()
-    except (FileNotFoundError, ValueError):
+        pid, started = path.read_text().splitlines()[line].split()
+    except (FileNotFoundError, ValueError, IndexError):
         return None
     return int(pid) if start_ticks(int(pid)) == started else None

@@ -38,25 +38,31 @@ class Supervisor:
         self._started: dict[str, float] = {}
         self._told_to_stop = False
 
-    def start(self, component: Component) -> None:
-        """Starts a program and waits until it is up.
+    def start(self, *components: Component) -> None:
+        """Starts programs and waits until all are up.
 
         Raises:
-            ClusterError: it ended, was not up after a minute, or the cluster is to end.
+            ClusterError: one ended, or was not up after a minute, or the cluster is to end.
         """
-        self._components.append(component)
-        self._launch(component)
+        for component in components:
+            self._components.append(component)
+            self._launch(component)
         deadline = time.monotonic() + UP_TIMEOUT_S
-        log = self._logs / f"{component.name}.log"
-        while not component.is_up():
-            code = self._running[component.name].poll()
-            if code is not None:
-                raise ClusterError(f"{component.name} ended with code {code}; log: {log}{tail(log)}")
-            if time.monotonic() > deadline:
-                raise ClusterError(f"{component.name} is not up after {UP_TIMEOUT_S:.0f} s; log: {log}{tail(log)}")
-            if self._is_to_end():
-                raise ClusterError(f"told to end while {component.name} was starting")
+        waiting = list(components)
+        while waiting := [component for component in waiting if not component.is_up()]:
+            for component in waiting:
+                self._check_start(component, is_late=time.monotonic() > deadline)
             time.sleep(0.05)
+
+    def _check_start(self, component: Component, *, is_late: bool) -> None:
+        code = self._running[component.name].poll()
+        log = self._logs / f"{component.name}.log"
+        if code is not None:
+            raise ClusterError(f"{component.name} ended with code {code}; log: {log}{tail(log)}")
+        if is_late:
+            raise ClusterError(f"{component.name} is not up after {UP_TIMEOUT_S:.0f} s; log: {log}{tail(log)}")
+        if self._is_to_end():
+            raise ClusterError(f"told to end while {component.name} was starting")
 
     def watch(self) -> None:
         """Starts again what ends, and obeys the holds, until `stop` is called (by a signal) or the lifeline ends."""
