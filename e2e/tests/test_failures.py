@@ -70,7 +70,8 @@ def test_prometheus_stops_and_the_policy_holds(chat: Deployed) -> None:
     generation = chat.cluster.get(names.Plural.CLUSTER, chat.name, namespace=chat.namespace)["metadata"]["generation"]
 
     def knows() -> bool:
-        return degraded()["observedGeneration"] == generation and degraded()["status"] == "False"
+        now = degraded()
+        return bool(now["observedGeneration"] == generation and now["status"] == "False")
 
     until("the policy to know", knows, timeout_s=90, seen=lambda: str(degraded()))
     flips = len(chat.ledger())

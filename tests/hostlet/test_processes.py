@@ -88,7 +88,7 @@ async def test_a_program_sees_its_mounts_and_gives_its_exit_code(sandbox: Sandbo
     running = await sandbox.start(launch(tmp_path, 'cat /mounted/here/file "$FILE"; exit 7', FILE="/mounted/here/file"))
     assert await running.wait() == 7
     assert (tmp_path / "log").read_text() == "content\ncontent\n"
-    assert not Path("/mounted").exists()  # noqa: ASYNC240
+    assert not Path("/mounted").exists()
 
 
 async def test_exec_sees_the_same(sandbox: Sandbox, tmp_path: Path) -> None:
