@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from e2e.cluster.api import ROOT, Ability, Cluster, open_cluster, wait_for
 from e2e.cluster.ours import LocalCluster
 from e2e.cluster.processes import is_running
 from e2e.cluster.progress import ClusterError
-from e2e.cluster.slots import Ports, claim_slot
 from headrace_core.api.names import Label
 
 pytestmark = pytest.mark.needs(*Ability)
@@ -273,28 +271,3 @@ def test_a_killed_cluster_leaves_nothing(victim: str) -> None:
         killed.down()
     assert [entry.name for entry in killed.folder.iterdir()] == ["logs"], "data stayed behind"
     killed.discard_logs()
-
-
-def test_a_port_that_is_taken_everywhere_is_not_used() -> None:
-    with socket.socket() as everywhere:
-        everywhere.bind(("0.0.0.0", 0))  # noqa: S104 - this is what is tested
-        everywhere.listen()
-        wanted = Ports(scheduler=everywhere.getsockname()[1])
-        claim = claim_slot(wanted)
-        assert claim.slot.ports.scheduler != wanted.scheduler
-        assert claim.slot.ports.etcd == wanted.etcd
-        assert claim.slot.taken_ports() == []
-    other = claim_slot()
-    assert other.slot.number != claim.slot.number
-    other.lock.close()
-    claim.lock.close()
-
-
-def test_kind_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CLUSTER", "kind")
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ClusterError, match="kind is not on the PATH: install kind"):
-        open_cluster("any").up()
-    monkeypatch.setenv("CLUSTER", "minikube")
-    with pytest.raises(ClusterError, match="CLUSTER=minikube is unknown: use one of local, kind, current"):
-        open_cluster("any")
