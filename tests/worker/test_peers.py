@@ -71,6 +71,14 @@ def test_what_is_forgotten_is_heard_anew() -> None:
     assert [one.sequence for one in table.newest(11.0)] == [6]
 
 
+def test_streams_that_ended_leave_nothing_behind() -> None:
+    table = PeerTable(max_age_s=3.0)
+    for source in range(100):
+        table.hear(source, [report("a", sequence=source, boot_id=f"b{source}")], float(source))
+        table.newest(float(source))
+    assert len(table._sources) == len(table._progress) == 3
+
+
 def dispatcher(reports: list[LoadReport], *, max_model_len: int = 2048) -> Dispatcher:
     peers = PeerTable(max_age_s=3.0)
     peers.hear(1, reports, 0.0)

@@ -41,8 +41,9 @@ class Phase(StrEnum):
 class RoleRequest(Message):
     """Body of `POST /v1/pd_role`: change to `role`, provided that the worker is the one that was meant.
 
-    Answers: 202 when the drain has begun; 409 on a stale epoch, boot id or fence, another pod's uid, or while a
-    change to another role is under way (a repeat of the same change is 202 again); 422 on a bad body.
+    Answers: 202 when the drain has begun; 409 on a stale epoch, boot id or fence, another pod's uid, the role that the
+    worker has, while another change is under way (a repeat of the same one is 202 again), or when the worker has failed
+    or is shutting down; 422 on a bad body.
     """
 
     role: Role
