@@ -51,6 +51,7 @@ def test_a_worker_pod_says_who_it_is() -> None:
     said = environment(base)
     assert (said[Env.ROLE], said[Env.MODEL], said[Env.ENGINE_ARGS]) == ("prefill", "hf://org/model", "[]")
     assert base["spec"]["automountServiceAccountToken"] is False
+    assert base["spec"]["enableServiceLinks"] is False
 
 
 def test_a_read_back_pod_is_the_pod_that_was_made() -> None:

@@ -46,6 +46,7 @@ def base_template(cluster: ClusterSpec, images: Images) -> Manifest:
         "metadata": {"labels": labels(cluster, COMPONENT_GATEWAY)},
         "spec": {
             "serviceAccountName": names.gateway_name(cluster.name),
+            "enableServiceLinks": False,
             "terminationGracePeriodSeconds": 120,
             "securityContext": dict(POD_SECURITY),
             "containers": [

@@ -49,6 +49,8 @@ def base_template(cluster: ClusterSpec, pool: PoolSpec, images: Images) -> Manif
         "spec": {
             "serviceAccountName": names.worker_name(cluster.name),
             "automountServiceAccountToken": False,
+            # A Service called headrace would set HEADRACE_PORT, which is a setting of ours.
+            "enableServiceLinks": False,
             "terminationGracePeriodSeconds": TERMINATION_GRACE_S,
             "securityContext": dict(POD_SECURITY),
             "containers": [_container(cluster, pool, images)],
