@@ -16,21 +16,26 @@ from e2e.cluster import build, prometheus
 from e2e.cluster.api import BUILD, CHART, OURS, RELEASE, ROOT, Cluster, run, wait_for
 from e2e.cluster.processes import die_with_parent, running_process, write_processes
 from e2e.cluster.progress import ClusterError, run_logged, say
+from headrace_core.api.names import GROUP
 
 IMAGES: Final = ("operator", "gateway", "worker")
 DOCKERFILE: Final = ROOT / "e2e" / "cluster" / "images" / "Dockerfile"
 GPUS_PER_NODE: Final = 8
 ZONES: Final = ("zone-1", "zone-2")
+MARK: Final = "headrace-e2e"
+"""Namespace that says that tests are at work in this cluster, or were."""
 _SELECTOR: Final = ",".join(f"{key}={value}" for key, value in OURS.items())
 
 
 class CurrentCluster(Cluster):
     """The cluster of the kubeconfig's current context. It is neither made nor ended here.
 
-    What is made in it stands in namespaces with the label `api.OURS`; what bears it is deleted, at the end or, after a
-    run that was killed, at the next start. The nodes must be able to pull the chart's images; the variable
-    `HEADRACE_CHART_VALUES` names a file of values with other ones. `PROMETHEUS_URL` names a Prometheus that this
-    process and the pods reach; without it one is installed.
+    What is made in it stands in namespaces with the label `api.OURS`. At the end or, after a run that was killed, at
+    the next start they are deleted, and with them the CRDs and the rights that belong to the whole cluster; a cluster
+    that has had those before is refused, so that nobody loses any. Two runs at once need two clusters.
+
+    The nodes must be able to pull the chart's images; the variable `HEADRACE_CHART_VALUES` names a file of values with
+    other ones. `PROMETHEUS_URL` names a Prometheus that this process and the pods reach; without it one is installed.
     """
 
     def __init__(self, name: str) -> None:
@@ -76,13 +81,14 @@ class CurrentCluster(Cluster):
         del keep  # a cluster that is not ours does not end
         self.kubectl("get", "--raw=/readyz")
         self._clear()
-        for release in self._releases():
-            where = release["namespace"]
-            raise ClusterError(f"the release {RELEASE} is installed in {where}: uninstall it, or use another cluster")
+        if found := [f"the release {one['namespace']}/{RELEASE}" for one in self._releases()] + self._crds():
+            raise ClusterError(f"{', '.join(found)} is installed: uninstall it, or use another cluster")
+        # Nothing goes into it: while it stands, the CRDs are known to be ours.
+        self.ensure_namespace(MARK)
         if not os.environ.get("PROMETHEUS_URL"):
             say("installing Prometheus")
             self.ensure_namespace(prometheus.NAMESPACE)
-            self.kubectl("apply", "--server-side", "-f", "-", stdin=prometheus.as_list(prometheus.in_cluster()))
+            self.kubectl("apply", "--server-side", "-f", "-", stdin=prometheus.as_list(prometheus.in_cluster(OURS)))
             wanted = f"deployment/{prometheus.NAME}"
             self.wait(wanted, "condition=Available", namespace=prometheus.NAMESPACE, timeout_s=180)
 
@@ -129,17 +135,21 @@ class CurrentCluster(Cluster):
         found: list[dict[str, Any]] = json.loads(self.helm("list", "-A", "-o", "json", "-f", f"^{RELEASE}$"))
         return found
 
+    def _crds(self) -> list[str]:
+        found = self.kubectl("get", "crds", "-o", "name").split()
+        return [name for name in found if name.endswith(f".{GROUP}")]
+
     def _clear(self) -> None:
         found = json.loads(self.kubectl("get", "namespaces", "-l", _SELECTOR, "-o", "json"))
         ours = {item["metadata"]["name"] for item in found["items"]}
         for release in self._releases():
             if release["namespace"] in ours:
                 self.helm("uninstall", RELEASE, "-n", release["namespace"], "--wait", "--timeout=2m")
-        if prometheus.NAMESPACE in ours:
-            rights = [item for item in prometheus.rights() if "namespace" not in item["metadata"]]
-            self.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=prometheus.as_list(rights))
         if ours:
             self.kubectl("delete", "namespaces", "-l", _SELECTOR, "--wait", "--timeout=120s")
+            self.kubectl("delete", "clusterroles,clusterrolebindings", "-l", _SELECTOR)
+            if crds := self._crds():
+                self.kubectl("delete", *crds, "--wait", "--timeout=60s")
 
 
 class KindCluster(CurrentCluster):

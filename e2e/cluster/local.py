@@ -57,7 +57,7 @@ class LocalRun:
             self._pki.kubeconfig(identity, self._url)
         self._start_storage()
         self._kubectl("create", "namespace", prometheus.NAMESPACE)
-        self._kubectl("apply", "-f", "-", stdin=prometheus.as_list([*_proxy_rights(), *prometheus.rights()]))
+        self._kubectl("apply", "-f", "-", stdin=prometheus.as_list([*_proxy_rights(), *prometheus.rights({})]))
         self._supervisor.start(*self._controllers(), self._hostlet(), *self._monitoring())
         ready = {
             "kubeconfig": str(self._pki.folder / "admin.kubeconfig"),

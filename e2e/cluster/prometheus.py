@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,18 +31,19 @@ _ROLE: Final = "headrace-e2e-prometheus"
 _SELECTOR: Final = {"app.kubernetes.io/name": NAME}
 
 
-def rights() -> list[dict[str, Any]]:
+def rights(labels: Mapping[str, str]) -> list[dict[str, Any]]:
     """The service account and what it may do; its namespace is made by the caller."""
+    meta = {"name": _ROLE, "labels": dict(labels)}
     rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
     account = {"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}
     role = {"apiGroup": _RBAC, "kind": "ClusterRole", "name": _ROLE}
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": NAME, "namespace": NAMESPACE}},
-        {"apiVersion": f"{_RBAC}/v1", "kind": "ClusterRole", "metadata": {"name": _ROLE}, "rules": [rule]},
+        {"apiVersion": f"{_RBAC}/v1", "kind": "ClusterRole", "metadata": meta, "rules": [rule]},
         {
             "apiVersion": f"{_RBAC}/v1",
             "kind": "ClusterRoleBinding",
-            "metadata": {"name": _ROLE},
+            "metadata": meta,
             "roleRef": role,
             "subjects": [account],
         },
@@ -66,8 +68,8 @@ def write_config(path: Path, targets: Path) -> Path:
     return path
 
 
-def in_cluster() -> list[dict[str, Any]]:
-    """The objects of a Prometheus that runs as a pod: its rights, configuration, Deployment and Service."""
+def in_cluster(labels: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The objects of a Prometheus that runs as a pod; `labels` mark those that belong to the whole cluster."""
     meta = {"name": NAME, "namespace": NAMESPACE, "labels": _SELECTOR}
     config = _config({"kubernetes_sd_configs": [{"role": "pod"}], "relabel_configs": _relabelling()})
     container = {
@@ -90,7 +92,7 @@ def in_cluster() -> list[dict[str, Any]]:
     }
     service = {"selector": _SELECTOR, "ports": [{"port": PORT, "targetPort": "web"}]}
     return [
-        *rights(),
+        *rights(labels),
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"prometheus.yml": config}},
         {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": deployment},
         {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": service},

@@ -236,14 +236,28 @@ def test_the_current_context_loses_only_what_was_made_there(
     monkeypatch.setenv("KUBECONFIG", str(second.kubeconfig))
     monkeypatch.setenv("PROMETHEUS_URL", second.prometheus_url)
     second.kubectl("create", "namespace", "somebody-elses")
-    current = open_cluster(f"current-{os.getpid()}")
+
+    def all_names() -> set[str]:
+        kinds = "namespaces,crds,clusterroles,clusterrolebindings"
+        return set(second.kubectl("get", kinds, "-o", "name").split())
+
+    before = all_names()
+    killed = open_cluster(f"current-{os.getpid()}")
+    killed.up()
+    killed.install_chart("ours")
+    killed.ensure_namespace("somebody-elses")
+
+    # The first one never gets to its end; the second finds what it left, and clears it away.
+    current = open_cluster(killed.name)
     current.up()
-    current.ensure_namespace("ours")
-    current.ensure_namespace("somebody-elses")
+    assert "namespace/ours" not in all_names()
+    current.install_chart("ours")
     current.down()
-    left = second.kubectl("get", "namespaces", "-o", "name").split()
-    assert "namespace/somebody-elses" in left
-    assert "namespace/ours" not in left
+    assert all_names() == before
+
+    second.apply(ROOT / "crds", namespace="default")
+    with pytest.raises(ClusterError, match=r"inferenceclusters\.serving\.headrace\.dev.* is installed: uninstall it"):
+        current.up()
 
 
 @pytest.mark.parametrize("victim", ["the run", "the parent of its programs"])
