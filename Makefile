@@ -72,5 +72,5 @@ lock: ## Resolve the locked requirements anew
 	  -o requirements/bootstrap.txt
 	@$(COMPILE_LOCK) requirements/lock.txt
 
-bench: setup ## Measure speed: figures, no verdicts
+bench: setup ## Measure speed
 	@for script in bench/*.py; do echo "== $$script"; PYTHONPATH=. $(PY) $$script || exit 1; done
