@@ -10,17 +10,19 @@ from e2e.cluster.hostlet.pod import Pod
 from e2e.cluster.hostlet.process import socket_inodes
 
 REASON = "ListensOnAllAddresses"
+LOOKS = 10
+"""How often a socket is looked at that belongs to no pod. A program may listen before its container counts as started;
+after that the socket is another program's of this machine."""
 
 
 async def guard(pods: Callable[[], Iterable[Pod]], period_s: float) -> None:
     """Look for such sockets every `period_s` seconds, for ever."""
-    # Sockets that belong to no pod (other programs of the machine) are looked at once.
-    foreign: set[int] = set()
+    looks: dict[int, int] = {}
     while True:
         await asyncio.sleep(period_s)
         listeners = wildcard_listeners()
-        foreign &= listeners.keys()
-        fresh = listeners.keys() - foreign
+        looks = {inode: looks.get(inode, 0) + 1 for inode in listeners}
+        fresh = {inode for inode, count in looks.items() if count <= LOOKS}
         if not fresh:
             continue
         for pod in pods():
@@ -29,7 +31,6 @@ async def guard(pods: Callable[[], Iterable[Pod]], period_s: float) -> None:
                     for inode in fresh & socket_inodes(pid):
                         address, port = listeners[inode]
                         pod.fail(REASON, explain(container.name, address, port, pod.pod_ip))
-        foreign |= fresh
 
 
 def explain(container: str, address: str, port: int, pod_ip: str) -> str:

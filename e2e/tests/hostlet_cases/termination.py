@@ -78,8 +78,10 @@ async def the_grace_period_includes_the_hook(room: Room) -> None:
 async def a_hook_may_be_an_http_request(room: Room) -> None:
     hook = {"preStop": {"httpGet": {"path": "/stop-soon", "port": 8080}}}
     probe = {"tcpSocket": {"port": 8080}, "periodSeconds": 1}
+    # Deaf to SIGTERM, so that there is time to read its log before it goes.
+    server = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{HTTP_SERVER}"
     pod = await room.start(
-        python(HTTP_SERVER, env=[POD_IP], lifecycle=hook, readinessProbe=probe), terminationGracePeriodSeconds=3
+        python(server, env=[POD_IP], lifecycle=hook, readinessProbe=probe), terminationGracePeriodSeconds=3
     )
     await pod.until_ready()
     await pod.delete()
