@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from e2e.cluster.processes import die_with_parent
 from e2e.traffic import Prompt
 from headrace_core.api.names import WORKER_PORT, Env, Role
 from headrace_core.api.wire import PATH_RELEASE, PATH_ROLE, Handoff, RoleState
@@ -98,6 +99,7 @@ class Worker:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread holds a lock between fork and exec here
             )
         self.started_at = time.monotonic()
         self.http = httpx.Client(
