@@ -52,10 +52,9 @@ async def test_prefill_gets_one_token_and_decode_the_client_s_own_body() -> None
         assert (await it.stream(**asked))[0] == 200
         sent = it["p0"].bodies("prefill")[0]
         handoff = sent.pop("headrace")
-        assert {key: handoff[key] for key in ("expected_role", "expected_epoch", "first_token_sent")} == {
+        assert {key: handoff[key] for key in ("expected_role", "expected_epoch")} == {
             "expected_role": "prefill",
             "expected_epoch": 4,
-            "first_token_sent": False,
         }
         kv = sent.pop("kv_transfer_params")
         assert (kv["do_remote_decode"], kv["do_remote_prefill"]) == (True, False)

@@ -129,7 +129,6 @@ class Handoff(Message):
     request_id: str
     expected_role: Role
     expected_epoch: NonNegativeInt
-    first_token_sent: bool = False
     max_tokens: NonNegativeInt | None = None
     """Output tokens that the client allows; the prefill body itself says 1. None: as many as the context holds."""
 
