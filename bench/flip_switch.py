@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--busy", action="store_true", help="send requests while the role changes")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        worker = Worker(loopback(1), Role.PREFILL, tiny_model(Path(directory) / "tiny"), Path(directory), {})
+        worker = Worker(loopback(1), Role.PREFILL, tiny_model(), Path(directory), {})
         try:
             print(f"worker ready after {worker.wait_until_ready():.1f} s")
             switches_ms, drains_ms = _flip(worker, arguments.flips, busy=arguments.busy)

@@ -30,8 +30,6 @@ class Worker:
     pool: str
     epoch: int
     ready: bool
-    address: str
-    """`host:port`, or empty before the pod has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +119,13 @@ class Deployed:
         result = answer.raise_for_status().json()["data"]["result"]
         return float(result[0]["value"][1]) if result else None
 
+    def worker_url(self, worker: Worker) -> str:
+        """Address of a worker, as this process reaches it."""
+        return self.cluster.pod_url(worker.name, names.WORKER_PORT, namespace=self.namespace)
+
     def worker_metric(self, worker: Worker, name: str) -> float:
         """Sum over the labels of a metric, as the worker itself exports it now."""
-        text = httpx.get(f"http://{worker.address}/metrics", trust_env=False).raise_for_status().text
+        text = httpx.get(f"{self.worker_url(worker)}/metrics", trust_env=False).raise_for_status().text
         samples = [line for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name]
         if not samples:
             raise LookupError(f"{worker.name} exports no {name}")
@@ -168,7 +170,6 @@ def _worker(pod: dict[str, Any]) -> Worker:
         pool=metadata["labels"][names.Label.POOL],
         epoch=int(metadata["annotations"][names.Annotation.EPOCH]),
         ready=conditions.get("Ready") == "True" and not leaving,
-        address=f"{status['podIP']}:{names.WORKER_PORT}" if status.get("podIP") else "",
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICKSTART = ROOT / "manifests" / "quickstart.yaml"
+MODEL_MAKER = ROOT / "cli" / "headrace_cli" / "tiny_model.py"
+MODELS = ROOT / "build" / "models"
+"""Below `build`, which the nodes of a kind cluster see at its own path."""
 MODEL_PATH = "/models/tiny"
 SERVED_NAME = "tiny"
 MAX_MODEL_LEN = 2048
@@ -25,14 +30,20 @@ CPU_ARGS = {
 }
 
 
-def tiny_model(directory: Path) -> Path:
-    """Makes the model once and returns its directory."""
-    if not (directory / "config.json").exists():
-        subprocess.run([sys.executable, "-m", "headrace_cli", "tiny-model", str(directory)], check=True)
+def tiny_model() -> Path:
+    """Makes the model, once for each version of its maker, and returns its directory."""
+    directory = MODELS / f"tiny-{hashlib.sha256(MODEL_MAKER.read_bytes()).hexdigest()[:12]}"
+    if not directory.exists():
+        MODELS.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=MODELS) as making:
+            made = Path(making) / directory.name
+            subprocess.run([sys.executable, "-m", "headrace_cli", "tiny-model", str(made)], check=True)
+            if not directory.exists():  # another run may have been faster
+                made.rename(directory)
     return directory
 
 
-def on_this_machine(cluster: dict[str, Any], model: Path) -> dict[str, Any]:
+def on_this_machine(cluster: dict[str, Any]) -> dict[str, Any]:
     """Fits an InferenceCluster to nodes without a GPU: the tiny model from a host path, and short windows.
 
     The pools keep their names, roles and numbers, so what is shown is the quickstart's own shape.
@@ -44,7 +55,7 @@ def on_this_machine(cluster: dict[str, Any], model: Path) -> dict[str, Any]:
         "env": [{"name": name, "value": value} for name, value in CPU_ENV.items()],
     }
     for pool in spec["pools"]:
-        pool["template"] = {"spec": _model_volume(model)}
+        pool["template"] = {"spec": _model_volume(tiny_model())}
     spec["elasticity"] = {
         "mode": "Auto",
         "policy": "IdleThreshold",
@@ -62,7 +73,7 @@ def _model_volume(model: Path) -> dict[str, Any]:
     }
 
 
-def manifest(model: Path) -> dict[str, Any]:
+def manifest() -> dict[str, Any]:
     """The quickstart's InferenceCluster, fitted to this machine."""
     loaded: dict[str, Any] = yaml.safe_load(QUICKSTART.read_text())
-    return on_this_machine(loaded, model)
+    return on_this_machine(loaded)

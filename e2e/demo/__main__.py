@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from e2e.deployed import TimedOutError
 from e2e.quickstart import ROOT
 from e2e.traffic import LostError
 
-BUILD = ROOT / "build" / "demo"
+REPORT = ROOT / "build" / "demo" / "report.json"
 
 
 def main() -> int:
@@ -23,7 +24,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m e2e.demo", description=__doc__)
     parser.add_argument("--name", default="demo", help="name of the local cluster (default: %(default)s)")
     parser.add_argument("--keep", action="store_true", help="leave the cluster running and say how to use it")
-    parser.add_argument("--report", type=Path, default=BUILD / "report.json", help="where the facts are written")
+    parser.add_argument("--report", type=Path, default=REPORT, help="where the facts are written")
     options = parser.parse_args()
 
     started = time.monotonic()
@@ -32,7 +33,7 @@ def main() -> int:
     cluster = open_cluster(options.name)
     try:
         cluster.up(keep=options.keep)
-        deployed = story.Story(cluster, report, BUILD).tell()
+        deployed = story.Story(cluster, report).tell()
     except (ClusterError, TimedOutError, LostError) as error:
         print(f"\n[demo] failed: {error}\n[demo] logs: {cluster.logs_dir}", file=sys.stderr)
         cluster.down()
@@ -42,7 +43,7 @@ def main() -> int:
         raise
     report.seconds = round(time.monotonic() - started, 1)
     report.write(options.report)
-    print(f"\n{report.text()}\n\n  the same facts: {options.report.relative_to(Path.cwd())}")
+    print(f"\n{report.text()}\n\n  the same facts: {os.path.relpath(options.report)}")
     if options.keep:
         print(story.how_to_use(deployed))
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
 
 from e2e import quickstart, traffic
 from e2e.cluster.api import Cluster
@@ -24,10 +23,9 @@ CONCURRENCY = 6
 class Story:
     """Tells the demo on one cluster. Each method is a step."""
 
-    def __init__(self, cluster: Cluster, report: Report, build: Path) -> None:
+    def __init__(self, cluster: Cluster, report: Report) -> None:
         self._cluster = cluster
         self._report = report
-        self._build = build
         self._started = time.monotonic()
 
     def tell(self) -> Deployed:
@@ -56,7 +54,7 @@ class Story:
     def apply_quickstart(self) -> Deployed:
         """Makes the tiny model and applies the quickstart."""
         self._say("making a tiny model (2.5 M parameters, fixed seed)")
-        manifest = quickstart.manifest(quickstart.tiny_model(self._build / "model"))
+        manifest = quickstart.manifest()
         pools = ", ".join(f"{pool['replicas']} {pool['role'].lower()}" for pool in manifest["spec"]["pools"])
         self._say(f"applying manifests/quickstart.yaml: {pools} workers")
         self._cluster.ensure_namespace(NAMESPACE)
@@ -81,7 +79,7 @@ class Story:
         self._say("asking one worker alone what each answer must be")
         wanted = traffic.prompts(seed=1, count=4, characters=range(20, 80), max_tokens=256)
         worker = deployed.workers()[0]
-        return await traffic.references(f"http://{worker.address}", deployed.served_name, wanted, deployed.token())
+        return await traffic.references(deployed.worker_url(worker), deployed.served_name, wanted, deployed.token())
 
     async def load_until_flip(self, deployed: Deployed, expected: dict[traffic.Prompt, str]) -> None:
         """Sends a decode-heavy load until the operator has flipped a worker by itself, and a little longer."""

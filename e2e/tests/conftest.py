@@ -23,9 +23,9 @@ def headrace(cluster: Cluster) -> Cluster:
 
 
 @pytest.fixture(scope="session")
-def chat(headrace: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+def chat(headrace: Cluster) -> Iterator[Deployed]:
     """The quickstart with flips by hand only: 2 prefill workers and 1 decode worker, ready."""
-    manifest = quickstart.manifest(quickstart.tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
+    manifest = quickstart.manifest()
     manifest["spec"]["elasticity"]["mode"] = "Off"
     headrace.ensure_namespace(NAMESPACE)
     headrace.apply(manifest, namespace=NAMESPACE)

@@ -12,7 +12,7 @@ import pytest
 from e2e import traffic
 from e2e.cluster.api import Ability
 from e2e.deployed import Deployed, Worker, until
-from e2e.operator.facts import role_and_epoch
+from e2e.tests.facts import role_and_epoch
 from headrace_core.api import names
 
 RESTART_TIMEOUT_S = 240.0
@@ -22,7 +22,7 @@ RESTART_TIMEOUT_S = 240.0
 def expected(chat: Deployed) -> dict[traffic.Prompt, str]:
     wanted = traffic.prompts(seed=11, count=6, characters=range(10, 200), max_tokens=8)
     worker = chat.workers()[0]
-    return asyncio.run(traffic.references(f"http://{worker.address}", chat.served_name, wanted, chat.token()))
+    return asyncio.run(traffic.references(chat.worker_url(worker), chat.served_name, wanted, chat.token()))
 
 
 def ask_some(chat: Deployed, gateway_url: str, expected: dict[traffic.Prompt, str]) -> list[str]:

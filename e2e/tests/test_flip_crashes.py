@@ -10,9 +10,9 @@ import pytest
 
 from e2e import traffic
 from e2e.deployed import Deployed, Flip, Worker, until
-from e2e.operator.facts import role_and_epoch
 from e2e.operator.installed import LEASE, NAMESPACE, lent_kubeconfig, stood_down
 from e2e.operator.process import Operator
+from e2e.tests.facts import role_and_epoch
 
 STEPS = ["Reserved", "Labelled", "Draining", "Switched", "Relabelled", "RelabelledOutcome"]
 OTHER = {"prefill": "decode", "decode": "prefill"}
@@ -32,7 +32,7 @@ def rights(chat: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def expected(chat: Deployed) -> dict[traffic.Prompt, str]:
     wanted = traffic.prompts(seed=5, count=8, characters=range(10, 300), max_tokens=16)
     worker = chat.workers()[0]
-    return asyncio.run(traffic.references(f"http://{worker.address}", chat.served_name, wanted, chat.token()))
+    return asyncio.run(traffic.references(chat.worker_url(worker), chat.served_name, wanted, chat.token()))
 
 
 def operator_named(rights: Path, name: str) -> Operator:

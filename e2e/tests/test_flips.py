@@ -30,7 +30,7 @@ def flipped(deployed: Deployed, name: str, worker: Worker, pool: str) -> Flip:
 def expected(chat: Deployed) -> dict[traffic.Prompt, str]:
     wanted = traffic.prompts(seed=3, count=12, characters=range(10, 600), max_tokens=32)
     worker = chat.workers()[0]
-    return asyncio.run(traffic.references(f"http://{worker.address}", chat.served_name, wanted, chat.token()))
+    return asyncio.run(traffic.references(chat.worker_url(worker), chat.served_name, wanted, chat.token()))
 
 
 def test_flips_under_load_lose_and_change_nothing(chat: Deployed, expected: dict[traffic.Prompt, str]) -> None:

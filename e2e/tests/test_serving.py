@@ -28,7 +28,7 @@ def counters(deployed: Deployed, role: names.Role, metric: str) -> float:
 @pytest.fixture(scope="module")
 def alone(chat: Deployed) -> dict[traffic.Prompt, str]:
     worker = of_role(chat, names.Role.DECODE)[0]
-    return asyncio.run(traffic.references(f"http://{worker.address}", chat.served_name, PROMPTS, chat.token()))
+    return asyncio.run(traffic.references(chat.worker_url(worker), chat.served_name, PROMPTS, chat.token()))
 
 
 def test_the_model_answers_differently_to_different_prompts(alone: dict[traffic.Prompt, str]) -> None:

@@ -22,9 +22,9 @@ class Pair:
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model() -> Path:
     """The tiny model's directory."""
-    return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+    return tiny_model()
 
 
 @pytest.fixture(scope="session")

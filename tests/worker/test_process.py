@@ -18,12 +18,15 @@ import pytest
 from tests.worker.fakes import KV, serving, until
 
 PROGRAM = """
-import asyncio, sys, types
+import asyncio, sys, time, types
 from contextlib import asynccontextmanager
 from tests.worker.fakes import FakeEngine, FakeVllm
 
 @asynccontextmanager
 async def started(settings):
+    if settings.name == "slow-to-load":
+        print("loading", flush=True)
+        time.sleep(60)
     engine, vllm = FakeEngine(), FakeVllm()
     engine.held.add("r-1")
     engine.set(held_requests=1)
@@ -129,6 +132,17 @@ async def test_a_stop_does_not_wait_for_ever(address: tuple[str, int]) -> None:
         _, errors = await asyncio.to_thread(child.communicate, timeout=10)
         assert child.returncode == 0, errors
         assert "stopping with 0 requests" in errors
+
+
+async def test_sigterm_ends_a_worker_that_is_still_loading(address: tuple[str, int]) -> None:
+    async with process(address, HEADRACE_MODEL="file:///slow-to-load") as child:
+        assert child.stdout is not None
+        assert await asyncio.to_thread(child.stdout.readline) == "loading\n"
+        child.send_signal(signal.SIGTERM)
+        _, errors = await asyncio.to_thread(child.communicate, timeout=10)
+        assert child.returncode == 0, errors
+        assert "stopping before the model is loaded" in errors
+        assert "Traceback" not in errors
 
 
 async def test_a_port_that_is_taken_is_told_at_once(address: tuple[str, int]) -> None:

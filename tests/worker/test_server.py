@@ -154,6 +154,12 @@ async def test_a_prefill_answer_names_the_decode_workers(rig: Rig) -> None:
     assert int(answer.headers["content-length"]) == len(answer.content)
 
 
+async def test_the_answer_of_an_aborted_prefill_goes_through(rig: Rig) -> None:
+    rig.vllm.answer = {"choices": [], "usage": None}
+    answer = await rig.http.post(TEXT, json={"prompt": "x", "headrace": handoff()})
+    assert (answer.status_code, answer.json()) == (200, rig.vllm.answer)
+
+
 async def test_the_dispatcher_counts_the_tokens_that_the_client_allows(rig: Rig) -> None:
     # 7 prompt tokens and a block of 16: 9 more fit.
     await rig.http.put("/v1/peers", content=Peers(decode=(report("d0", free_kv_blocks=1),)).model_dump_json())

@@ -52,8 +52,13 @@ def take_off(raw: bytes) -> Work:
 
 
 def put_on(body: bytes, handoff: Handoff, dispatcher: Dispatcher) -> bytes:
-    """A prefill answer with the decode workers in it."""
+    """A prefill answer with the decode workers in it; as it is, where the prefill was aborted.
+
+    vLLM counts no tokens then: the caller has left, and its request needs no decode worker.
+    """
     parsed: dict[str, Any] = json.loads(body)
+    if not parsed.get("usage"):
+        return body
     prompt_tokens = int(parsed["usage"]["prompt_tokens"])
     answer = dispatcher.dispatch(prompt_tokens=prompt_tokens, max_tokens=handoff.max_tokens)
     parsed[FIELD] = answer.model_dump(mode="json")

@@ -184,6 +184,12 @@ async def run(settings: Settings, listener: socket.socket) -> None:
             await serve(worker, listener, asked_to_stop, settings)
 
 
+def _leave(*_: object) -> None:
+    """Ends a worker that is still loading. As the first process of a container it would not hear SIGTERM otherwise."""
+    log.info("stopping before the model is loaded")
+    raise SystemExit(0)
+
+
 def listen(settings: Settings) -> socket.socket:
     """A socket bound to the worker's address: a port that is taken shows before the model is loaded.
 
@@ -218,6 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         settings = from_environment(os.environ)
+        signal.signal(signal.SIGTERM, _leave)
         with listen(settings) as listener:
             uvloop.run(run(settings, listener))
     except SettingsError as error:

@@ -45,7 +45,7 @@ class Agent(NixlWrapper):  # type: ignore[misc]
 
     def make_prepped_xfer(self, *args: Any, notif_msg: bytes = b"", **kwargs: Any) -> Any:
         """Prepares a transfer; see `withholding_notifications`."""
-        if self._withheld is not None:
+        if self._withheld is not None and notif_msg:
             self._withheld.append(notif_msg)
             notif_msg = b""
         return super().make_prepped_xfer(*args, notif_msg=notif_msg, **kwargs)

@@ -33,6 +33,7 @@ class Look:
     address: int | None
     """None: the handle names no place for this rank."""
     notification: bytes
+    """Empty: vLLM says it itself, once the request counts as received."""
     inbox_slot: int | None = None
     handle: Any = None
 
@@ -99,6 +100,8 @@ class RankSide(NixlPullConnectorWorker):  # type: ignore[misc]
             posted = super()._read_blocks(
                 request_id=request_id, read_spec=read_spec, dst_engine_id=dst_engine_id, **kwargs
             )
+        if not withheld and self._pending_recv_notifs.get(request_id):
+            withheld.append(b"")  # a read that was split over two kinds of memory: vLLM's own word waits already
         agent = self._remote_agents[dst_engine_id][(0, read_spec.remote_rank)]
         for notification in withheld:
             self._to_look[request_id].append(Look(agent, nonce.addresses.get(read_spec.remote_rank), notification))
@@ -138,7 +141,8 @@ class RankSide(NixlPullConnectorWorker):  # type: ignore[misc]
             logger.warning("KV for %s was read after its prefill worker had given the blocks away.", request_id)
             return False
         for look in looks:
-            self._tell(look)
+            if look.notification:
+                self._tell(look)
         return True
 
     def _has_arrived(self, look: Look) -> bool:

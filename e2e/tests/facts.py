@@ -11,6 +11,6 @@ from headrace_core.api.wire import PATH_ROLE, RoleState
 def role_and_epoch(deployed: Deployed, worker: Worker) -> tuple[str, int]:
     """What the worker says of itself."""
     headers = {"Authorization": f"Bearer {deployed.token()}"}
-    answer = httpx.get(f"http://{worker.address}{PATH_ROLE}", headers=headers, trust_env=False)
+    answer = httpx.get(f"{deployed.worker_url(worker)}{PATH_ROLE}", headers=headers, trust_env=False)
     state = RoleState.model_validate_json(answer.raise_for_status().content)
     return state.role.value, state.epoch
