@@ -231,7 +231,7 @@ def _checks(scenario: Scenario) -> list[tuple[str, bool]]:
     return [
         (
             "pools: a Prefill and a Decode pool with at least one worker each are needed, or a Colocated one alone",
-            not (duties == {Duty.COLOCATED} or duties == {Duty.PREFILL, Duty.DECODE}),
+            duties not in ({Duty.COLOCATED}, {Duty.PREFILL, Duty.DECODE}),
         ),
         ("pools: workers must be 0 or more", any(pool.workers < 0 for pool in scenario.pools)),
         (
