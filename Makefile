@@ -10,6 +10,9 @@ export PYTHONDONTWRITEBYTECODE ?=
 COMPILE_LOCK = $(BIN)/uv pip compile -q pyproject.toml requirements/worker-cpu.in \
   --extra operator --extra gateway --extra cli --extra dev --override requirements/overrides.txt \
   --generate-hashes --no-annotate --no-header --python-version 3.11 -o
+# Two test processes, each with a local cluster of its own. Any other cluster is shared, so one process uses it.
+SIDE_BY_SIDE := -n 2 --dist loadgroup
+E2E_SIDE_BY_SIDE := $(if $(filter-out local,$(CLUSTER)),,$(SIDE_BY_SIDE))
 # The name of the demo's cluster, so that it never meets the tests'.
 DEMO := demo
 
@@ -40,13 +43,13 @@ down: $(STAMP) ## End a demo that was kept running
 	@$(PY) -m e2e.cluster down --name $(DEMO)
 
 unit: $(STAMP) ## Unit tests: no service, under a minute
-	@$(PY) -m pytest -q tests
+	@$(PY) -m pytest -q $(SIDE_BY_SIDE) tests
 
 e2e: setup ## End-to-end tests on a real API server with real workers (CLUSTER=local|kind|current)
-	@$(PY) -m pytest e2e
+	@$(PY) -m pytest $(E2E_SIDE_BY_SIDE) e2e
 
 test: setup lint verify ## All checks and all tests
-	@$(PY) -m pytest tests e2e
+	@$(PY) -m pytest $(E2E_SIDE_BY_SIDE) tests e2e
 
 lint: $(STAMP) ## Style, types and the law of imports
 	@$(BIN)/ruff check .

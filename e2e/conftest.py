@@ -6,6 +6,7 @@ import os
 import re
 import uuid
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,11 @@ TRACES = pytest.StashKey[list[str]]()
 
 LOG_LINES = 200
 """Lines of each pod's log that a failed test keeps."""
+
+HERE = Path(__file__).parent
+GROUPS = ["installed", "operator"]
+"""Tests that must share a process, longest first: the workers of the first and the operators of the second take long
+to start. All other tests are grouped by file."""
 
 
 @pytest.fixture(scope="session")
@@ -85,6 +91,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Says where the traces of what failed are."""
     for line in config.stash[TRACES]:
         terminalreporter.write_line(line)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keeps together what shares workers that are slow to start, and begins with what takes longest."""
+    groups = {item: _group(item) for item in items}
+    for item, group in groups.items():
+        if group:
+            item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: GROUPS.index(groups[item]) if groups[item] in GROUPS else len(GROUPS))
+
+
+def _group(item: pytest.Item) -> str:
+    """The name of a test's group; empty for a test that any process may run."""
+    if not item.path.is_relative_to(HERE):
+        return ""
+    if item.path.parent.name == "operator":
+        return "operator"
+    return "installed" if "headrace" in getattr(item, "fixturenames", ()) else item.path.stem
 
 
 def pytest_configure(config: pytest.Config) -> None:
