@@ -2,12 +2,13 @@
 
 Source: TetriInfer (arXiv 2401.11181), section 3.3.4, mechanism T6. The paper states an aim, the lowest average ratio of
 heavy to light decodes, and no formula. The comparison of the two drawn workers is ours: fewer heavy residents for a
-heavy request, fewer residents for a light one, then more free KV, then the name.
+heavy request, fewer residents for a light one, then more free KV, then the name. `PaperRatio` reads the aim literally.
+The other policies are there to be compared with; `Random` and `Imbalance` are those of the paper's figure 19.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, final
@@ -68,19 +69,154 @@ class Request:
         return -(-(self.prompt_tokens + self.bound_tokens) // block_size)
 
 
+class Dispatching(StrEnum):
+    """The policies. Each takes only workers with room (alpha) while there is one, else the least loaded of all."""
+
+    DEFAULT = "Default"
+    """Of two drawn: fewer heavy residents for a heavy request, fewer residents for a light one."""
+    PAPER_RATIO = "PaperRatio"
+    """Of two drawn: the lower ratio of heavy to light residents once the request is there."""
+    RANDOM = "Random"
+    LEAST_LOADED = "LeastLoaded"
+    """The fewest residents."""
+    ROUND_ROBIN = "RoundRobin"
+    IMBALANCE = "Imbalance"
+    """Heavy requests go where most heavy ones are, light ones to the fewest residents: the worst case."""
+
+
 class Reason(StrEnum):
-    """Why the first of the ranking is the first."""
+    """Why the chosen worker is chosen."""
 
     BETTER_OF_TWO = "BetterOfTwo"
     ONLY_ONE_FITS = "OnlyOneFits"
     OVERCOMMITTED = "Overcommitted"
     NO_WORKER = "NoWorker"
+    DRAWN = "Drawn"
+    FEWEST_RESIDENTS = "FewestResidents"
+    IN_TURN = "InTurn"
+    MOST_HEAVY = "MostHeavy"
+
+
+@final
+@dataclass(slots=True)
+class Choice:
+    """The decision of `pick`: a position in the list of workers, -1 for none."""
+
+    index: int
+    reason: Reason
+
+
+def pick(
+    workers: list[DecodeLoad], request: Request, policy: Dispatching, randomness: RandomSource, turn: int = -1
+) -> Choice:
+    """Choose the decode worker for a request, in one pass over the workers.
+
+    `turn` counts the requests dispatched before; only `RoundRobin` reads it. Raises ValueError when that lacks it.
+    """
+    need = request.prompt_tokens + request.bound_tokens
+    alpha: list[int] = []
+    for index, worker in enumerate(workers):
+        # in tokens, for a product is cheaper than a division: ceil(need / b) <= free blocks is need <= free blocks * b
+        if worker.accepting and worker.block_size > 0 and need <= worker.free_kv_blocks * worker.block_size:
+            alpha.append(index)
+    if len(alpha) > 1:
+        if policy is Dispatching.ROUND_ROBIN:
+            return Choice(_next_in_turn(alpha, turn, len(workers)), Reason.IN_TURN)
+        return _pick_with_room(workers, alpha, request, policy, randomness)
+    if alpha:
+        return Choice(alpha[0], Reason.ONLY_ONE_FITS)
+    beta = [index for index, worker in enumerate(workers) if worker.accepting]
+    if not beta:
+        return Choice(-1, Reason.NO_WORKER)
+    return Choice(_fewest_residents(workers, beta), Reason.OVERCOMMITTED)
+
+
+def _pick_with_room(
+    workers: list[DecodeLoad], alpha: list[int], request: Request, policy: Dispatching, randomness: RandomSource
+) -> Choice:
+    if policy is Dispatching.DEFAULT or policy is Dispatching.PAPER_RATIO:
+        first, second = _draw_two(alpha, randomness)
+        if policy is Dispatching.DEFAULT:
+            wins = _preferred(workers[second], workers[first], request.heavy)
+        else:
+            wins = _lower_ratio(workers[second], workers[first], request.heavy)
+        return Choice(second if wins else first, Reason.BETTER_OF_TWO)
+    if policy is Dispatching.RANDOM:
+        return Choice(alpha[randomness.randrange(len(alpha))], Reason.DRAWN)
+    if policy is Dispatching.IMBALANCE and request.heavy:
+        return Choice(_most_heavy(workers, alpha), Reason.MOST_HEAVY)
+    return Choice(_fewest_residents(workers, alpha), Reason.FEWEST_RESIDENTS)
+
+
+def _draw_two(alpha: list[int], randomness: RandomSource) -> tuple[int, int]:
+    first = randomness.randrange(len(alpha))
+    second = randomness.randrange(len(alpha) - 1)
+    if second >= first:
+        second += 1
+    return alpha[first], alpha[second]
+
+
+def _preferred(one: DecodeLoad, other: DecodeLoad, heavy: bool) -> bool:
+    """Whether `one` is the better place: the smaller crowd, then more free KV, then the name."""
+    crowd = one.heavy - other.heavy if heavy else one.residents - other.residents
+    return crowd < 0 if crowd else _freer(one, other)
+
+
+def _freer(one: DecodeLoad, other: DecodeLoad) -> bool:
+    more = one.free_kv_blocks * one.block_size - other.free_kv_blocks * other.block_size
+    return more > 0 if more else one.pod < other.pod
+
+
+def _lower_ratio(one: DecodeLoad, other: DecodeLoad, heavy: bool) -> bool:
+    """Compare heavy:light with the request placed; 0:0 is 0 and h:0 infinite. Cross products keep it exact."""
+    one_heavy, one_light = _placed(one, heavy)
+    other_heavy, other_light = _placed(other, heavy)
+    one_infinite = one_light == 0 and one_heavy > 0
+    other_infinite = other_light == 0 and other_heavy > 0
+    if one_infinite or other_infinite:
+        return other_infinite if one_infinite != other_infinite else _freer(one, other)
+    more = one_heavy * max(other_light, 1) - other_heavy * max(one_light, 1)
+    return more < 0 if more else _freer(one, other)
+
+
+def _placed(worker: DecodeLoad, heavy: bool) -> tuple[int, int]:
+    light = worker.residents - worker.heavy
+    return (worker.heavy + 1, light) if heavy else (worker.heavy, light + 1)
+
+
+def _fewest_residents(workers: list[DecodeLoad], indices: list[int]) -> int:
+    best = indices[0]
+    for index in indices:
+        if _preferred(workers[index], workers[best], False):
+            best = index
+    return best
+
+
+def _most_heavy(workers: list[DecodeLoad], indices: list[int]) -> int:
+    """The most heavy residents, then the name: free KV would spread them."""
+    best = indices[0]
+    for index in indices:
+        more = workers[index].heavy - workers[best].heavy
+        if more > 0 or (more == 0 and workers[index].pod < workers[best].pod):
+            best = index
+    return best
+
+
+def _next_in_turn(alpha: list[int], turn: int, workers: int) -> int:
+    """The first of alpha at or after the position whose turn it is, around the list."""
+    if turn < 0:
+        raise ValueError("turn is missing: RoundRobin needs the number of requests dispatched before")
+    due = turn % workers
+    for index in alpha:
+        if index >= due:
+            return index
+    return alpha[0]
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """The decision: workers, the chosen one first and then where to turn if it refuses."""
+    """The decision with all alternatives: workers, the chosen one first and then where to turn if it refuses."""
 
     ranking: tuple[DecodeLoad, ...]
     reason: Reason
@@ -91,26 +227,20 @@ class Dispatch:
         return self.reason is Reason.OVERCOMMITTED
 
 
-_NOBODY: Final = Dispatch((), Reason.NO_WORKER)
-
-
 def choose(workers: Iterable[DecodeLoad], request: Request, randomness: RandomSource) -> Dispatch:
-    """Rank the accepting decode workers for a request.
+    """Rank the accepting decode workers for a request, as `pick` with the default policy chooses.
 
-    Two workers are drawn from alpha, those with free KV for prompt and bound, and the better one is chosen. With an
-    empty alpha it is the least loaded of all. After the chosen one come the rest of alpha, best first, then those
-    without room, least loaded first.
+    After the chosen one come the rest of those with room, best first, then those without room, least loaded first.
     """
-    accepting = [worker for worker in workers if worker.accepting]
-    if not accepting:
-        return _NOBODY
-    alpha = [worker for worker in accepting if has_room(worker, request)]
-    beta = sorted((worker for worker in accepting if not has_room(worker, request)), key=_least_loaded)
-    if not alpha:
-        return Dispatch(tuple(beta), Reason.OVERCOMMITTED)
-    chosen = alpha[0] if len(alpha) == 1 else _better_of_two(alpha, request, randomness)
-    rest = sorted((worker for worker in alpha if worker is not chosen), key=lambda one: _preference(one, request))
-    return Dispatch((chosen, *rest, *beta), Reason.ONLY_ONE_FITS if len(alpha) == 1 else Reason.BETTER_OF_TWO)
+    listed = list(workers)
+    choice = pick(listed, request, Dispatching.DEFAULT, randomness)
+    if choice.index < 0:
+        return Dispatch((), choice.reason)
+    chosen = listed[choice.index]
+    rest = [worker for worker in listed if worker.accepting and worker is not chosen]
+    alpha = sorted((worker for worker in rest if has_room(worker, request)), key=lambda one: _preference(one, request))
+    beta = sorted((worker for worker in rest if not has_room(worker, request)), key=_least_loaded)
+    return Dispatch((chosen, *alpha, *beta), choice.reason)
 
 
 def has_room(worker: DecodeLoad, request: Request) -> bool:
@@ -120,25 +250,25 @@ def has_room(worker: DecodeLoad, request: Request) -> bool:
 
 def explain(decision: Dispatch, request: Request) -> str:
     """The decision in words, for a log."""
+    return explain_choice(decision.ranking[0] if decision.ranking else None, decision.reason, request)
+
+
+def explain_choice(worker: DecodeLoad | None, reason: Reason, request: Request) -> str:
+    """A choice in words, for a log; `worker` is the chosen one, None for none."""
     need = f"{request.prompt_tokens} prompt + {request.bound_tokens} output tokens"
-    if not decision.ranking:
+    if worker is None:
         return f"{need}: no decode worker accepts requests"
-    first = decision.ranking[0]
-    state = f"{first.heavy} heavy of {first.residents} residents, {first.free_tokens} tokens of KV free"
+    state = f"{worker.heavy} heavy of {worker.residents} residents, {worker.free_tokens} tokens of KV free"
     why = {
         Reason.BETTER_OF_TWO: f"the better of two for a {'heavy' if request.heavy else 'light'} request",
         Reason.ONLY_ONE_FITS: "the only one with room",
         Reason.OVERCOMMITTED: "the least loaded, since none has room for the whole answer",
-    }[decision.reason]
-    return f"{need}: {first.pod}, {why} ({state})"
-
-
-def _better_of_two(alpha: Sequence[DecodeLoad], request: Request, randomness: RandomSource) -> DecodeLoad:
-    first = randomness.randrange(len(alpha))
-    second = randomness.randrange(len(alpha) - 1)
-    if second >= first:
-        second += 1
-    return min(alpha[first], alpha[second], key=lambda worker: _preference(worker, request))
+        Reason.DRAWN: "drawn from those with room",
+        Reason.FEWEST_RESIDENTS: "the one with room and the fewest residents",
+        Reason.IN_TURN: "the next in turn with room",
+        Reason.MOST_HEAVY: "the one with room and the most heavy residents",
+    }[reason]
+    return f"{need}: {worker.pod}, {why} ({state})"
 
 
 def _preference(worker: DecodeLoad, request: Request) -> tuple[int, int, str]:
