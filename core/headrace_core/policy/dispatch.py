@@ -20,6 +20,8 @@ HEAVY_DECODE_TOKENS: Final = 128
 REPORTS_UNTIL_SEEN: Final = 3
 """Reports after which a placement is taken to be in the report itself: a hand-off and an admission take less than the
 200 ms between the first and the third."""
+_NO_ROOM: Final = 1 << 60
+"""Blocks that no worker has free."""
 
 
 class RandomSource(Protocol):
@@ -109,51 +111,67 @@ class Choice:
 def pick(
     workers: list[DecodeLoad], request: Request, policy: Dispatching, randomness: RandomSource, turn: int = -1
 ) -> Choice:
-    """Choose the decode worker for a request, in one pass over the workers.
+    """Choose the decode worker for a request, with no list but the given one.
 
     `turn` counts the requests dispatched before; only `RoundRobin` reads it. Raises ValueError when that lacks it.
     """
-    need = request.prompt_tokens + request.bound_tokens
-    alpha: list[int] = []
-    for index, worker in enumerate(workers):
-        # in tokens, for a product is cheaper than a division: ceil(need / b) <= free blocks is need <= free blocks * b
-        if worker.accepting and worker.block_size > 0 and need <= worker.free_kv_blocks * worker.block_size:
-            alpha.append(index)
-    if len(alpha) > 1:
-        if policy is Dispatching.ROUND_ROBIN:
-            return Choice(_next_in_turn(alpha, turn, len(workers)), Reason.IN_TURN)
-        return _pick_with_room(workers, alpha, request, policy, randomness)
-    if alpha:
-        return Choice(alpha[0], Reason.ONLY_ONE_FITS)
-    beta = [index for index, worker in enumerate(workers) if worker.accepting]
-    if not beta:
-        return Choice(-1, Reason.NO_WORKER)
-    return Choice(_fewest_residents(workers, beta), Reason.OVERCOMMITTED)
-
-
-def _pick_with_room(
-    workers: list[DecodeLoad], alpha: list[int], request: Request, policy: Dispatching, randomness: RandomSource
-) -> Choice:
+    fitting = _count_with_room(workers, request)
+    if fitting == 0:
+        index = _fewest_residents(workers, request, needs_room=False)
+        return Choice(index, Reason.NO_WORKER if index < 0 else Reason.OVERCOMMITTED)
+    if fitting == 1:
+        return Choice(_with_room(workers, request, 0), Reason.ONLY_ONE_FITS)
     if policy is Dispatching.DEFAULT or policy is Dispatching.PAPER_RATIO:
-        first, second = _draw_two(alpha, randomness)
-        if policy is Dispatching.DEFAULT:
-            wins = _preferred(workers[second], workers[first], request.heavy)
-        else:
-            wins = _lower_ratio(workers[second], workers[first], request.heavy)
-        return Choice(second if wins else first, Reason.BETTER_OF_TWO)
+        return Choice(_better_of_two(workers, request, policy, fitting, randomness), Reason.BETTER_OF_TWO)
     if policy is Dispatching.RANDOM:
-        return Choice(alpha[randomness.randrange(len(alpha))], Reason.DRAWN)
+        return Choice(_with_room(workers, request, randomness.randrange(fitting)), Reason.DRAWN)
+    if policy is Dispatching.ROUND_ROBIN:
+        return Choice(_next_in_turn(workers, request, turn), Reason.IN_TURN)
     if policy is Dispatching.IMBALANCE and request.heavy:
-        return Choice(_most_heavy(workers, alpha), Reason.MOST_HEAVY)
-    return Choice(_fewest_residents(workers, alpha), Reason.FEWEST_RESIDENTS)
+        return Choice(_most_heavy(workers, request), Reason.MOST_HEAVY)
+    return Choice(_fewest_residents(workers, request, needs_room=True), Reason.FEWEST_RESIDENTS)
 
 
-def _draw_two(alpha: list[int], randomness: RandomSource) -> tuple[int, int]:
-    first = randomness.randrange(len(alpha))
-    second = randomness.randrange(len(alpha) - 1)
+def _count_with_room(workers: list[DecodeLoad], request: Request) -> int:
+    """The size of alpha. Blocks are counted anew only where the block size differs from the last worker's."""
+    count = 0
+    size = 0
+    blocks = _NO_ROOM
+    for worker in workers:
+        if worker.block_size != size:
+            size = worker.block_size
+            blocks = request.blocks(size) if size > 0 else _NO_ROOM
+        if blocks <= worker.free_kv_blocks and worker.accepting:
+            count += 1
+    return count
+
+
+def _with_room(workers: list[DecodeLoad], request: Request, rank: int) -> int:
+    """The position of one of alpha: `rank` others with room stand before it."""
+    size = 0
+    blocks = _NO_ROOM
+    for index, worker in enumerate(workers):
+        if worker.block_size != size:
+            size = worker.block_size
+            blocks = request.blocks(size) if size > 0 else _NO_ROOM
+        if blocks <= worker.free_kv_blocks and worker.accepting:
+            if rank == 0:
+                return index
+            rank -= 1
+    raise IndexError("fewer workers have room")
+
+
+def _better_of_two(
+    workers: list[DecodeLoad], request: Request, policy: Dispatching, fitting: int, randomness: RandomSource
+) -> int:
+    first = randomness.randrange(fitting)
+    second = randomness.randrange(fitting - 1)
     if second >= first:
         second += 1
-    return alpha[first], alpha[second]
+    one, other = _with_room(workers, request, first), _with_room(workers, request, second)
+    if policy is Dispatching.PAPER_RATIO:
+        return one if _lower_ratio(workers[one], workers[other], request.heavy) else other
+    return one if _preferred(workers[one], workers[other], request.heavy) else other
 
 
 def _preferred(one: DecodeLoad, other: DecodeLoad, heavy: bool) -> bool:
@@ -184,33 +202,38 @@ def _placed(worker: DecodeLoad, heavy: bool) -> tuple[int, int]:
     return (worker.heavy + 1, light) if heavy else (worker.heavy, light + 1)
 
 
-def _fewest_residents(workers: list[DecodeLoad], indices: list[int]) -> int:
-    best = indices[0]
-    for index in indices:
-        if _preferred(workers[index], workers[best], False):
+def _fewest_residents(workers: list[DecodeLoad], request: Request, *, needs_room: bool) -> int:
+    """The least loaded of alpha, or of all that accept; -1 for none."""
+    best = -1
+    for index, worker in enumerate(workers):
+        if not worker.accepting or (needs_room and not has_room(worker, request)):
+            continue
+        if best < 0 or _preferred(worker, workers[best], False):
             best = index
     return best
 
 
-def _most_heavy(workers: list[DecodeLoad], indices: list[int]) -> int:
-    """The most heavy residents, then the name: free KV would spread them."""
-    best = indices[0]
-    for index in indices:
-        more = workers[index].heavy - workers[best].heavy
-        if more > 0 or (more == 0 and workers[index].pod < workers[best].pod):
+def _most_heavy(workers: list[DecodeLoad], request: Request) -> int:
+    """The one of alpha with the most heavy residents, then the name: free KV would spread them."""
+    best = -1
+    for index, worker in enumerate(workers):
+        if not worker.accepting or not has_room(worker, request):
+            continue
+        more = 1 if best < 0 else worker.heavy - workers[best].heavy
+        if more > 0 or (more == 0 and worker.pod < workers[best].pod):
             best = index
     return best
 
 
-def _next_in_turn(alpha: list[int], turn: int, workers: int) -> int:
+def _next_in_turn(workers: list[DecodeLoad], request: Request, turn: int) -> int:
     """The first of alpha at or after the position whose turn it is, around the list."""
     if turn < 0:
         raise ValueError("turn is missing: RoundRobin needs the number of requests dispatched before")
-    due = turn % workers
-    for index in alpha:
-        if index >= due:
+    for step in range(len(workers)):
+        index = (turn + step) % len(workers)
+        if workers[index].accepting and has_room(workers[index], request):
             return index
-    return alpha[0]
+    raise IndexError("no worker has room")
 
 
 @final
@@ -245,7 +268,7 @@ def choose(workers: Iterable[DecodeLoad], request: Request, randomness: RandomSo
 
 def has_room(worker: DecodeLoad, request: Request) -> bool:
     """Whether a worker is in alpha: its free KV blocks hold the prompt and the whole answer."""
-    return worker.block_size > 0 and request.blocks(worker.block_size) <= worker.free_kv_blocks
+    return worker.block_size > 0 and request.prompt_tokens + request.bound_tokens <= worker.free_tokens
 
 
 def explain(decision: Dispatch, request: Request) -> str:
