@@ -17,15 +17,15 @@ from typing import Final, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from headrace_core.perf.accelerators import accelerator
+from headrace_core.perf.accelerators import Accelerator, accelerator
 from headrace_core.perf.costs import NEVER_LARGE, StepCosts
 from headrace_core.perf.errors import PerfError
 from headrace_core.perf.fit import Residual
 from headrace_core.perf.hf_config import known
-from headrace_core.perf.model import Placement, estimate
+from headrace_core.perf.model import Efficiency, Placement, estimate
 from headrace_core.perf.shape import ModelShape
 
-_FILES: Final = ("distserve_profile.json",)
+_FILES: Final = ("distserve_profile.json", "splitwise_profile.json", "vidur_profile.json")
 
 
 class Kind(StrEnum):
@@ -44,6 +44,8 @@ class Provenance:
 
     kind: Kind
     source: str
+    assumed: str
+    """What of it nobody measured; empty: all is measured, or all is estimated."""
     prefill: Residual | None
     """Error of the prefill fit: against measured steps if measured, else against the counts. None: not stated."""
     decode: Residual | None
@@ -112,7 +114,9 @@ class ProfileEntry(_Strict):
     scheduler_ms: float = Field(0.0, ge=0)
     scheduler_token_ms: float = Field(0.0, ge=0)
     hop_ms_times_stages: float | None = Field(None, ge=0)
-    """Each stage of a prefill pass pays this times the number of stages. Absent: one stage only was measured."""
+    """Each stage of a prefill pass pays this times the number of stages. Absent: each pays the hop of an estimate."""
+    assumed: str = ""
+    """What of the entry was not measured."""
 
 
 class ProfileFile(_Strict):
@@ -140,6 +144,7 @@ def profile_for(placement: Placement, *, engine: str = "", own: Sequence[Path] =
         provenance=Provenance(
             kind=Kind.ESTIMATED,
             source=f"counted from the model's sizes and the {placement.accelerator.name} datasheet",
+            assumed="",
             prefill=guess.prefill,
             decode=guess.decode,
         ),
@@ -153,15 +158,17 @@ def find(placement: Placement, *, engine: str = "", own: Sequence[Path] = ()) ->
     the shipped ones; among equals the first wins, unless `engine` names one.
 
     Raises:
-        PerfError: a file in `own` is no profile file.
+        PerfError: a file in `own` is no profile file, or no file has a profile of `engine`.
     """
-    for file in (*(read(path) for path in own), *_shipped()):
+    files = (*(read(path) for path in own), *_shipped())
+    engines = {entry.engine for file in files for entry in file.profiles}
+    if engine and engine not in engines:
+        raise PerfError(f"engine: {engine!r} has no profile; there are {', '.join(sorted(engines))}")
+    for file in files:
         for entry in file.profiles:
             if engine and entry.engine != engine:
                 continue
             if entry.tensor != placement.tensor or accelerator(entry.accelerator) != placement.accelerator:
-                continue
-            if placement.pipeline > 1 and entry.hop_ms_times_stages is None:
                 continue
             if _is(entry.model, placement.shape):
                 return _profile(entry, placement.pipeline, file.source)
@@ -184,9 +191,12 @@ def read(path: Path) -> ProfileFile:
         raise PerfError(f"profile: {path}: {field}: {first['msg']}") from error
 
 
-def shipped() -> list[tuple[str, str, int, str]]:
-    """What is measured and shipped: model, accelerator, tensor degree, engine."""
-    return [(one.model, one.accelerator, one.tensor, one.engine) for file in _shipped() for one in file.profiles]
+def measured_tensors(shape: ModelShape, gpu: Accelerator, *, engine: str = "", own: Sequence[Path] = ()) -> list[int]:
+    """Tensor degrees with a measured profile. Compare these with one another, and not with estimates: those are of an
+    engine without overheads between kernels, which the measured ones of 2023 have."""
+    degrees = (tensor for tensor in range(1, shape.heads + 1) if shape.heads % tensor == 0)
+    placements = (Placement(shape=shape, accelerator=gpu, tensor=tensor) for tensor in degrees)
+    return [one.tensor for one in placements if find(one, engine=engine, own=own) is not None]
 
 
 def measured_kv_tokens(model: str, tensor: int, pipeline: int) -> int | None:
@@ -200,6 +210,9 @@ def measured_kv_tokens(model: str, tensor: int, pipeline: int) -> int | None:
 def _profile(entry: ProfileEntry, pipeline: int, source: str) -> Profile:
     decode = entry.decode
     large = entry.large_decode
+    stages = (
+        f"each of the {pipeline} stages takes 1/{pipeline} of a pass that was measured whole" if pipeline > 1 else ""
+    )
     costs = StepCosts(
         prefill_base_ms=entry.prefill.base_ms,
         prefill_token_ms=entry.prefill.token_ms,
@@ -212,7 +225,7 @@ def _profile(entry: ProfileEntry, pipeline: int, source: str) -> Profile:
         large_decode_request_ms=(large or decode).request_ms,
         large_decode_from=large.from_requests if large else NEVER_LARGE,
         stages=pipeline,
-        hop_ms=(entry.hop_ms_times_stages or 0.0) * pipeline,
+        hop_ms=_hop_ms(entry, pipeline),
         scheduler_ms=entry.scheduler_ms,
         scheduler_token_ms=entry.scheduler_token_ms,
     )
@@ -226,10 +239,17 @@ def _profile(entry: ProfileEntry, pipeline: int, source: str) -> Profile:
         provenance=Provenance(
             kind=Kind.MEASURED,
             source=source,
+            assumed="; ".join(part for part in (entry.assumed, stages) if part),
             prefill=entry.prefill.residual.residual() if entry.prefill.residual else None,
             decode=decode.residual.residual() if decode.residual else None,
         ),
     )
+
+
+def _hop_ms(entry: ProfileEntry, pipeline: int) -> float:
+    if entry.hop_ms_times_stages is not None:
+        return entry.hop_ms_times_stages * pipeline
+    return Efficiency().hop_ms if pipeline > 1 else 0.0
 
 
 def _is(model: str, shape: ModelShape) -> bool:
