@@ -11,7 +11,7 @@ COMPILE_LOCK = $(BIN)/uv pip compile -q pyproject.toml requirements/worker-cpu.i
   --extra operator --extra gateway --extra cli --extra dev --override requirements/overrides.txt \
   --generate-hashes --no-annotate --no-header --python-version 3.11 -o
 # Two test processes, each with a local cluster of its own. Any other cluster is shared, so one process uses it.
-SIDE_BY_SIDE := -n 2 --dist loadgroup
+SIDE_BY_SIDE := -n 2 --dist loadscope --no-loadscope-reorder
 E2E_SIDE_BY_SIDE := $(if $(filter-out local,$(CLUSTER)),,$(SIDE_BY_SIDE))
 # The name of the demo's cluster, so that it never meets the tests'.
 DEMO := demo

@@ -6,9 +6,10 @@ import os
 import re
 import uuid
 from collections.abc import Generator, Iterator
-from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from e2e.cluster.api import Cluster, open_cluster
 
@@ -18,10 +19,8 @@ TRACES = pytest.StashKey[list[str]]()
 LOG_LINES = 200
 """Lines of each pod's log that a failed test keeps."""
 
-HERE = Path(__file__).parent
-GROUPS = ["installed", "operator"]
-"""Tests that must share a process, longest first: the workers of the first and the operators of the second take long
-to start. All other tests are grouped by file."""
+LONGEST_FIRST = ["e2e/tests", "e2e/operator", "e2e/local", "e2e/worker"]
+"""The folders of end-to-end tests. Those of one folder share what is slow to start, so one process runs them all."""
 
 
 @pytest.fixture(scope="session")
@@ -93,22 +92,27 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(line)
 
 
+class ByFolder(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives a process a whole folder of end-to-end tests at once, or a file of unit tests."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        folder = file.rpartition("/")[0]
+        return folder if folder in LONGEST_FIRST else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFolder:
+    """How the tests are shared out between processes."""
+    return ByFolder(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps together what shares workers that are slow to start, and begins with what takes longest."""
-    groups = {item: _group(item) for item in items}
-    for item, group in groups.items():
-        if group:
-            item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: GROUPS.index(groups[item]) if groups[item] in GROUPS else len(GROUPS))
+    """Begins with what takes longest."""
+    items.sort(key=lambda item: _rank(item.nodeid.partition("::")[0].rpartition("/")[0]))
 
 
-def _group(item: pytest.Item) -> str:
-    """The name of a test's group; empty for a test that any process may run."""
-    if not item.path.is_relative_to(HERE):
-        return ""
-    if item.path.parent.name == "operator":
-        return "operator"
-    return "installed" if "headrace" in getattr(item, "fixturenames", ()) else item.path.stem
+def _rank(folder: str) -> int:
+    return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
 
 
 def pytest_configure(config: pytest.Config) -> None:

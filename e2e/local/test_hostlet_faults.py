@@ -15,7 +15,7 @@ from e2e.cluster.api import Ability, Cluster, wait_for
 from e2e.cluster.hostlet.control import ControlError, HostletControl
 from e2e.cluster.hostlet.services import SANDBOX_ANNOTATION
 from e2e.cluster.ours import LocalCluster
-from e2e.tests.hostlet_cases.harness import condition, shell, state_of, status_of
+from e2e.local.hostlet_cases.harness import condition, shell, state_of, status_of
 
 pytestmark = pytest.mark.needs(*Ability)
 

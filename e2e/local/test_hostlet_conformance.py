@@ -11,10 +11,10 @@ import pytest
 from e2e.cluster.api import Ability, Cluster
 from e2e.cluster.hostlet.kube import Kube
 from e2e.cluster.ours import LocalCluster
-from e2e.tests.hostlet_cases import harness
+from e2e.local.hostlet_cases import harness
 
 for part in ("lifecycle", "probes", "environment", "volumes", "termination", "network"):
-    importlib.import_module(f"e2e.tests.hostlet_cases.{part}")
+    importlib.import_module(f"e2e.local.hostlet_cases.{part}")
 
 SANDBOXES = ["namespaces", "paths"]
 AT_ONCE = 12

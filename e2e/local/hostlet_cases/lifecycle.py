@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from e2e.cluster.hostlet.kube import STRATEGIC_PATCH
-from e2e.tests.hostlet_cases.harness import (
+from e2e.local.hostlet_cases.harness import (
     Room,
     condition,
     holds_against,

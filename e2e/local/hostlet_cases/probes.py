@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from e2e.tests.hostlet_cases.harness import (
+from e2e.local.hostlet_cases.harness import (
     HTTP_SERVER,
     POD_IP,
     Room,

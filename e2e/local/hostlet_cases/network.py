@@ -7,7 +7,7 @@ import ipaddress
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from e2e.tests.hostlet_cases.harness import (
+from e2e.local.hostlet_cases.harness import (
     HTTP_SERVER,
     POD_IP,
     PodHandle,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from e2e.tests.hostlet_cases.harness import Room, holds_against, shell
+from e2e.local.hostlet_cases.harness import Room, holds_against, shell
 
 EXPANSION = "tasks/inject-data-application/define-interdependent-environment-variables/"
 COMMAND = "tasks/inject-data-application/define-command-argument-container/"

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from e2e.cluster.hostlet.kube import KubeRefused
-from e2e.tests.hostlet_cases.harness import (
+from e2e.local.hostlet_cases.harness import (
     HTTP_SERVER,
     POD_IP,
     Room,

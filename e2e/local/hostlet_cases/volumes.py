@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from e2e.tests.hostlet_cases.harness import Room, holds_against, python, restarted, shell
+from e2e.local.hostlet_cases.harness import Room, holds_against, python, restarted, shell
 
 SECRET = "concepts/configuration/secret/"
 CONFIG_MAP = "concepts/configuration/configmap/"
