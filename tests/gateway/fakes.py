@@ -326,7 +326,7 @@ class Stage:
         return heard and told
 
 
-async def eventually(condition: Callable[[], object], seconds: float = 3.0) -> None:
+async def eventually(condition: Callable[[], object], seconds: float = 15.0) -> None:
     """Wait until a condition holds; fail after so many seconds."""
     async with asyncio.timeout(seconds):
         while not condition():

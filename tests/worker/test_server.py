@@ -191,7 +191,7 @@ async def test_a_stream_goes_through_chunk_by_chunk(path: str, with_kv: bool) ->
             most_held = 1 if path == CHAT and with_kv else 0
             while number > len(seen) + most_held:
                 arrived.clear()
-                async with asyncio.timeout(2):
+                async with asyncio.timeout(10):
                     await arrived.wait()
 
         rig.vllm.goes_on = wait_until_seen
@@ -410,7 +410,7 @@ async def test_peers_are_heard_line_by_line_while_the_stream_is_open(real: Rig) 
         answer = await real.http.post(TEXT, json={"prompt": "x", "headrace": handoff(max_tokens=1)})
         return [ref["pod"] for ref in answer.json()["headrace"]["decode_workers"]]
 
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         while await chosen() != ["d0"]:
             await asyncio.sleep(0.01)
     go_on.set()

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Final
 
 from headrace_core.sim.attainment import Stage, Verdicts, blame, judge
-from headrace_core.sim.report_cautions import cautions
 from headrace_core.sim.outcome import Outcome, Status, WorkerTotals
 from headrace_core.sim.report import (
     SCHEMA_VERSION,
@@ -25,6 +24,7 @@ from headrace_core.sim.report import (
     Times,
     Totals,
 )
+from headrace_core.sim.report_cautions import cautions
 from headrace_core.sim.scenario import Scenario
 from headrace_core.sim.statistics import (
     BATCHES,

@@ -98,6 +98,8 @@ class Prediction:
     """Share of requests whose bucket is predicted right; the others get a neighbouring one."""
     granularity: int = 200
     """Tokens of a bucket."""
+    quantile: float = 0.9
+    """How far into the bucket `Bound.QUANTILE` reaches, 0 to 1."""
 
 
 @final
@@ -249,6 +251,7 @@ def _checks(scenario: Scenario) -> list[tuple[str, bool]]:
         ("decode.token_budget must be 1 or more", decode.token_budget < 1),
         ("prediction.accuracy must be between 0 and 1", not 0 <= prediction.accuracy <= 1),
         ("prediction.granularity must be a positive number of tokens", prediction.granularity < 1),
+        ("prediction.quantile must be between 0 and 1", not 0 <= prediction.quantile <= 1),
         (
             "network: bytes_per_ms must be above 0, and the others 0 or more",
             network is not None
