@@ -1,0 +1,132 @@
+"""Decides how many workers of given shapes a rate takes, by simulating the whole deployment: adds and removes workers.
+
+Two sides at 90 % each leave about 81 % of the requests in time for both, so the counts that the sides' own goodputs
+give are only where it starts (ours; DistServe stops there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final, final
+
+from headrace_core.planner.caps import Resource, lowest
+from headrace_core.planner.deployment import Deployment, caps_of, trial_of, weight_of
+from headrace_core.planner.goodput import Interval, interval
+from headrace_core.planner.question import Layout, Question
+from headrace_core.planner.runner import Runner
+from headrace_core.planner.space import Space
+from headrace_core.planner.trial import Trial, Verdict
+
+FIRST_REPLICATIONS: Final = 4
+MOST_REPLICATIONS: Final = 12
+MOST_CHANGES: Final = 24
+"""How often workers are added, at most."""
+SPAN: Final = 16
+"""Of so many workers of a side one is added or removed at a time."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """How a deployment fares at a rate."""
+
+    share: Interval | None
+    """Of the requests in time. None: the rate is above the cap, or most runs were stopped early."""
+    holds: bool
+    """Whether the whole interval is on the right side of the target."""
+    ttft_share: float
+    tpot_share: float
+
+
+def assess(trial: Trial, runner: Runner) -> Assessment:
+    """Replicates a trial at its rate until its share is told apart from the target."""
+    verdicts: list[Verdict] = []
+    while True:
+        count = FIRST_REPLICATIONS if not verdicts else FIRST_REPLICATIONS // 2
+        verdicts += runner.run([replace(trial, replication=len(verdicts) + number) for number in range(count)])
+        share = interval([verdict.share for verdict in verdicts])
+        certain = abs(share.mean - trial.target) > share.half_width
+        if certain or len(verdicts) >= MOST_REPLICATIONS:
+            return _assessment(verdicts, share)
+
+
+def settle(question: Question, space: Space, start: Deployment, runner: Runner) -> tuple[Deployment, Assessment] | None:
+    """The least workers of the same shapes, near `start`, that hold; None where the GPUs do not suffice."""
+    now, found = start, _at_rate(question, space, start, runner)
+    if not found.holds:
+        for _ in range(MOST_CHANGES):
+            now = _grown(now, found)
+            if not within(question, now):
+                return None
+            found = _at_rate(question, space, now, runner)
+            if found.holds:
+                return now, found
+        return None
+    shrinks = True
+    while shrinks:
+        shrinks = False
+        for smaller in _smaller(question, now):
+            less = _at_rate(question, space, smaller, runner)
+            if less.holds:
+                now, found, shrinks = smaller, less, True
+                break
+    return (now, found) if within(question, now) else None
+
+
+def within(question: Question, deployment: Deployment) -> bool:
+    """Whether there are enough GPUs."""
+    if question.gpus is not None and deployment.gpus > question.gpus:
+        return False
+    for side in deployment.sides:
+        offer = side.shape.offer
+        taken = sum(other.gpus for other in deployment.sides if other.shape.offer == offer)
+        if offer.gpus is not None and taken > offer.gpus:
+            return False
+    return True
+
+
+def _at_rate(question: Question, space: Space, deployment: Deployment, runner: Runner) -> Assessment:
+    rate_per_s = question.rate_per_s
+    assert rate_per_s is not None  # noqa: S101 - a plan without a rate settles on GPUs
+    cap = lowest(caps_of(question, space, deployment))
+    if rate_per_s > cap.rate_per_s:
+        in_prefill = cap.resource is Resource.PREFILL_COMPUTE
+        return Assessment(share=None, holds=False, ttft_share=1.0 - in_prefill, tpot_share=float(in_prefill))
+    return assess(trial_of(question, space, deployment, rate_per_s), runner)
+
+
+def _assessment(verdicts: list[Verdict], share: Interval) -> Assessment:
+    measured = sum(verdict.measured for verdict in verdicts)
+    target = verdicts[0].target
+    stopped = sum(verdict.stopped_early for verdict in verdicts)
+    whole = 2 * stopped < len(verdicts)
+    return Assessment(
+        share=share if whole else None,
+        holds=whole and share.low >= target,
+        ttft_share=sum(verdict.ttft_met for verdict in verdicts) / measured,
+        tpot_share=sum(verdict.tpot_met for verdict in verdicts) / measured,
+    )
+
+
+def _grown(deployment: Deployment, found: Assessment) -> Deployment:
+    """More workers on the side whose SLO is missed more, one in SPAN at a time; pairs grow together."""
+    counts = [side.workers for side in deployment.sides]
+    if deployment.layout is Layout.APART:
+        side = 0 if found.ttft_share <= found.tpot_share else 1
+        counts[side] += max(1, counts[side] // SPAN)
+        return deployment.with_workers(*counts)
+    return deployment.with_workers(*(count + max(1, count // SPAN) for count in counts))
+
+
+def _smaller(question: Question, deployment: Deployment) -> Iterator[Deployment]:
+    """Fewer workers, the dearest first: one in SPAN, or one."""
+    counts = [side.workers for side in deployment.sides]
+    order = sorted(range(len(counts)), key=lambda index: -weight_of(question, deployment.sides[index].shape))
+    for divisor in (SPAN, max(counts)):
+        for index in order if deployment.layout is Layout.APART else order[:1]:
+            cut = max(1, counts[index] // divisor)
+            if counts[index] > cut and (divisor != SPAN or cut > 1):
+                alone = deployment.layout is Layout.APART
+                fewer = [count - cut * (place == index or not alone) for place, count in enumerate(counts)]
+                yield deployment.with_workers(*fewer)
