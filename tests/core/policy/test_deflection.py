@@ -79,7 +79,7 @@ def literal_decode(
         return math.inf, []
     limit = beta * (class_tbt if math.isinf(path.strictest_tbt_ms) else path.strictest_tbt_ms)
     done = min(path.cached_tokens, prompt - 1)
-    time, chunks = 0.0, []
+    time, chunks = 0.0, list[int]()
     while done < prompt:
         for rung in ladder:
             chunk = min(rung, prompt - done, path.token_budget - path.requests)
@@ -124,10 +124,12 @@ def literal_prefill(path: PrefillPath, prompt: int, rule: PrefillRule) -> float:
     return time + path.transfer_ms + path.link_queue_ms + path.admission_wait_ms
 
 
-def literal(
-    path: PrefillPath, paths: list[DecodePath], prompt: int, slo: float, class_tbt: float, settings: DeflectionSettings
-) -> int:
+Case = tuple[PrefillPath, list[DecodePath], int, float, float, DeflectionSettings]
+
+
+def literal(case: Case) -> int:
     """K3 word by word: the position of the decode worker, or -1."""
+    path, paths, prompt, slo, class_tbt, settings = case
     times = [literal_decode(one, prompt, settings.beta, class_tbt, settings.ladder)[0] for one in paths]
     if not times or math.isinf(min(times)):
         return -1
@@ -176,9 +178,6 @@ def random_decode(source: random.Random, costs: StepCosts) -> DecodePath:
     )
 
 
-Case = tuple[PrefillPath, list[DecodePath], int, float, float, DeflectionSettings]
-
-
 def random_case(source: random.Random) -> Case:
     """A whole decision. Costs are shared, and some workers are alike, so that ties happen."""
     costs = random_costs(source)
@@ -217,6 +216,141 @@ def test_it_decides_as_the_literal_search(part: int) -> None:
     for _ in range(25_000):
         case = random_case(source)
         decision = decide(case)
-        assert decision.index == literal(*case), case
+        assert decision.index == literal(case), case
         chosen += decision.index >= 0
     assert chosen > 5000, "the states say too little"
+
+
+@pytest.mark.parametrize("rule", PrefillRule)
+def test_the_prefill_path_is_the_literal_sum_over_passes(rule: PrefillRule) -> None:
+    source = random.Random(rule.value)
+    for _ in range(5000):
+        path, _, prompt, *_ = random_case(source)
+        path.costs.stages = 1
+        expected = literal_prefill(path, prompt, rule)
+        assert deflection.prefill_ttft_ms(path, prompt, rule) == pytest.approx(expected, rel=1e-9)
+
+
+def test_passes_follow_one_another_by_a_stage() -> None:
+    """Four equal passes on two stages of a pipeline, with a cost that the square does not make unequal."""
+    costs = copy.copy(COSTS)
+    costs.stages, costs.hop_ms, costs.prefill_square_ms = 2, 1.0, 0.0
+    path = prefill(queued=3 * 2048, queued_squares=0.0, transfer=0.0, costs=costs)
+    stage = costs.stage_ms(2048, 0.0, 0, 0)
+    expected = 3 * stage + costs.prefill_ms(2048, 0.0)
+    assert deflection.prefill_ttft_ms(path, 2048, PrefillRule.OURS) == pytest.approx(expected, rel=1e-12)
+
+
+def test_each_part_of_the_prefill_path_counts_and_the_printed_rule_leaves_two_out() -> None:
+    plain = prefill(queued=0, queued_squares=0.0, transfer=0.0)
+    later = prefill(queued=0, queued_squares=0.0, transfer=5.0, link=7.0, admission=11.0)
+    ours, printed = (
+        deflection.prefill_ttft_ms(later, 1000, rule) - deflection.prefill_ttft_ms(plain, 1000, rule)
+        for rule in (PrefillRule.OURS, PrefillRule.KAIROS_EQ1)
+    )
+    assert ours == pytest.approx(23.0)
+    assert printed == 0.0
+
+
+def test_the_chunks_shrink_as_the_prompt_grows() -> None:
+    """Limits at which one rung after the other stops being safe; the sum is that of the literal steps."""
+    costs = copy.copy(COSTS)
+    costs.prefill_square_ms = 2e-5
+    path = decode(tbt=130.0, costs=costs)
+    time, chunks = literal_decode(path, 16_000, 1.0, math.inf, deflection.CHUNK_LADDER)
+    assert sorted(set(chunks[:-1]), reverse=True) == [1024, 512, 256, 128]
+    assert deflection.decode_ttft_ms(path, 16_000, 1.0, math.inf) == pytest.approx(time, rel=1e-12)
+    assert deflection.summed_ttft_ms(path, 16_000, 1.0, math.inf) == time
+
+
+IDLE = decode(requests=0, kv=0, tbt=math.inf)
+DECODE_EDGES: dict[str, tuple[DecodePath, int, float, float]] = {
+    "one token": (IDLE, 1, 100.0, COSTS.prefill_ms(1, 1.0)),
+    "a prompt over the largest chunk": (
+        IDLE,
+        2049,
+        math.inf,
+        COSTS.prefill_ms(2048, 2048.0**2) + COSTS.prefill_ms(1, 2049.0**2 - 2048.0**2),
+    ),
+    "the whole prompt is cached: its last token is computed": (
+        decode(requests=0, kv=0, tbt=math.inf, cached=600),
+        600,
+        100.0,
+        COSTS.prefill_ms(1, 600.0**2 - 599.0**2),
+    ),
+    "no resident: the arriving class counts": (IDLE, 4096, 10.0, math.inf),
+    "no chunk is safe": (decode(tbt=15.0), 4096, 100.0, math.inf),
+    "a deflected prompt is there": (decode(deflecting=True), 4096, 100.0, math.inf),
+    "it does not accept": (decode(accepting=False), 4096, 100.0, math.inf),
+    "residents use up the budget": (decode(budget=8), 4096, 100.0, math.inf),
+}
+
+
+@pytest.mark.parametrize("case", DECODE_EDGES)
+def test_edges_of_the_decode_path(case: str) -> None:
+    path, prompt, class_tbt, expected = DECODE_EDGES[case]
+    assert deflection.decode_ttft_ms(path, prompt, 1.0, class_tbt) == pytest.approx(expected, rel=1e-12)
+    assert deflection.summed_ttft_ms(path, prompt, 1.0, class_tbt) == pytest.approx(expected, rel=1e-12)
+
+
+BUSY, QUIET = prefill(queued=40_000), prefill(queued=0, queued_squares=0.0, transfer=0.0)
+CASES: dict[str, tuple[PrefillPath, list[DecodePath], float, int, Reason]] = {
+    "no decode worker": (BUSY, [], math.inf, -1, Reason.NONE_ELIGIBLE),
+    "all have a deflected prompt": (BUSY, [decode(deflecting=True)] * 2, math.inf, -1, Reason.NONE_ELIGIBLE),
+    "none has a safe chunk": (BUSY, [decode(tbt=1.0)], math.inf, -1, Reason.PREFILL_IS_FASTER),
+    "the prefill pool is idle": (QUIET, [decode()], math.inf, -1, Reason.PREFILL_IS_FASTER),
+    "the prefill pool is busy": (BUSY, [decode(kv=90_000), decode()], math.inf, 1, Reason.DECODE_IS_FASTER),
+    "equal loads: the first": (BUSY, [decode(tbt=1.0), decode(), decode()], math.inf, 1, Reason.DECODE_IS_FASTER),
+    "equal times, other limits: the first": (
+        BUSY,
+        [decode(tbt=401.0), decode(tbt=400.0)],
+        math.inf,
+        0,
+        Reason.DECODE_IS_FASTER,
+    ),
+    "no path meets the SLO": (BUSY, [decode()], 200.0, -1, Reason.OVER_SLO),
+    "a prefix that is cached there wins": (BUSY, [decode(), decode(cached=2000)], math.inf, 1, Reason.DECODE_IS_FASTER),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_decision(case: str) -> None:
+    path, paths, slo, index, reason = CASES[case]
+    before = repr((path, paths))
+    decision = decide((path, paths, 4000, slo, 100.0, SETTINGS))
+    assert (decision.index, decision.reason) == (index, reason)
+    assert repr((path, paths)) == before, "a policy does not change its view"
+    if index >= 0:
+        assert decision.decode_ms == pytest.approx(deflection.summed_ttft_ms(paths[index], 4000, 1.0, 100.0), rel=1e-12)
+    assert f"{decision.prefill_ms:.1f} ms" in deflection.explain(decision, paths, 4000, slo, SETTINGS)
+
+
+def test_at_the_very_limit_the_steps_are_summed() -> None:
+    """The SLO is the literal sum, or the next float under it: only the sum itself can tell the two apart."""
+    source = random.Random(9)
+    seen = 0
+    while seen < 2000:
+        path, paths, prompt, _, class_tbt, settings = random_case(source)
+        times = [literal_decode(one, prompt, settings.beta, class_tbt, settings.ladder)[0] for one in paths]
+        best = min(times, default=math.inf)
+        if math.isinf(best) or best > settings.alpha * deflection.prefill_ttft_ms(path, prompt, settings.rule):
+            continue
+        seen += 1
+        assert decide((path, paths, prompt, best, class_tbt, settings)).index == times.index(best)
+        below = math.nextafter(best, 0.0)
+        assert decide((path, paths, prompt, below, class_tbt, settings)).index == -1
+
+
+BAD_SETTINGS = {
+    "alpha": {"alpha": 0.0},
+    "beta": {"beta": -1.0},
+    "ladder": {"ladder": (128, 256)},
+    "chunk sizes": {"ladder": ()},
+    "in tokens": {"ladder": (128, 0)},
+}
+
+
+@pytest.mark.parametrize("said", BAD_SETTINGS)
+def test_bad_settings_name_the_field(said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        DeflectionSettings(**BAD_SETTINGS[said])  # type: ignore[arg-type]
