@@ -66,6 +66,7 @@ class Batch:
 
     def join(self, request: SimRequest) -> None:
         """Let a request take part from the coming step on."""
+        self._rebucket(request)
         request.running = True
         request.join_step = self.step
         request.join_context = request.whole_prompt_tokens + request.generated_tokens
@@ -88,6 +89,7 @@ class Batch:
         self._by_phase[(context - self.step) % self._block_tokens] -= 1
         request.running = False
         request.generated_tokens += self.step - request.join_step
+        self._rebucket(request)
         # how long its first step made it wait was noted when that step was planned
         request.note_gap(self.longest_step_since(request.join_step + 1))
 
@@ -144,22 +146,21 @@ class Batch:
         while ends:
             end, number = ends[0]
             request = self._requests[number]
-            if not request.running or end != request.join_step + self._bound_at_join(request):
+            if not request.running or end != request.join_step + request.remaining_bound():
                 heappop(ends)
             elif end <= self.step:
                 heappop(ends)
-                request.bound_tokens = self._raised(request)
-                heappush(ends, (request.join_step + self._bound_at_join(request), number))
+                generated = request.generated_tokens + self.step - request.join_step
+                request.bound_tokens = (generated // self._granularity + 1) * self._granularity
+                heappush(ends, (request.join_step + request.remaining_bound(), number))
             else:
                 return end - self.step
         return 0
 
-    def _bound_at_join(self, request: SimRequest) -> int:
-        return request.remaining_bound()  # generated_tokens is what it was when the request joined
-
-    def _raised(self, request: SimRequest) -> int:
-        generated = request.generated_tokens + self.step - request.join_step
-        return (generated // self._granularity + 1) * self._granularity
+    def _rebucket(self, request: SimRequest) -> None:
+        """A request that has passed the bound of its bucket is expected to end with the next one."""
+        if request.generated_tokens >= request.bound_tokens:
+            request.bound_tokens = (request.generated_tokens // self._granularity + 1) * self._granularity
 
     def blocks_opened(self, first: int, steps: int) -> int:
         """Blocks that open after each of `steps` steps, from the one `first` steps ahead on, if all go on."""
