@@ -105,7 +105,7 @@ def fit_large_decode(steps: Sequence[Step], kv_token_ms: float) -> Line:
 def residual(fitted_ms: Sequence[float], measured_ms: Sequence[float]) -> Residual:
     """The relative errors of fitted times."""
     errors = sorted(abs(fit / seen - 1) for fit, seen in zip(fitted_ms, measured_ms, strict=True))
-    return Residual(sum(errors) / len(errors), errors[math.ceil(0.95 * len(errors)) - 1], len(errors))
+    return Residual(math.fsum(errors) / len(errors), errors[math.ceil(0.95 * len(errors)) - 1], len(errors))
 
 
 @final
@@ -209,7 +209,7 @@ def _least_squares(rows: Sequence[tuple[float, ...]], targets: Sequence[float], 
     unknowns = len(rows[0])
     weighted = [[value * scale for value in row] for row, scale in zip(rows, scales, strict=True)]
     goals = [target * scale for target, scale in zip(targets, scales, strict=True)]
-    lengths = [math.sqrt(sum(row[column] ** 2 for row in weighted)) or 1.0 for column in range(unknowns)]
+    lengths = [math.sqrt(math.fsum(row[column] ** 2 for row in weighted)) or 1.0 for column in range(unknowns)]
     scaled = [[value / length for value, length in zip(row, lengths, strict=True)] for row in weighted]
     best, best_loss = [0.0] * unknowns, math.inf
     for subset in sorted(range(1, 1 << unknowns), key=lambda bits: (-bits.bit_count(), bits)):
@@ -217,8 +217,8 @@ def _least_squares(rows: Sequence[tuple[float, ...]], targets: Sequence[float], 
         solved = _solve([[row[column] for column in columns] for row in scaled], goals)
         if solved is None or min(solved) < 0:
             continue
-        loss = sum(
-            (sum(row[column] * value for column, value in zip(columns, solved, strict=True)) - goal) ** 2
+        loss = math.fsum(
+            (math.fsum(row[column] * value for column, value in zip(columns, solved, strict=True)) - goal) ** 2
             for row, goal in zip(scaled, goals, strict=True)
         )
         if loss < best_loss * (1 - 1e-9):
@@ -236,17 +236,17 @@ def _solve(rows: Sequence[Sequence[float]], goals: Sequence[float]) -> list[floa
     for column in range(count):
         vector = [row[column] for row in rows]
         for earlier in range(column):
-            overlap = sum(one * other for one, other in zip(basis[earlier], vector, strict=True))
+            overlap = math.fsum(one * other for one, other in zip(basis[earlier], vector, strict=True))
             upper[earlier][column] = overlap
             vector = [one - overlap * other for one, other in zip(vector, basis[earlier], strict=True)]
-        length = math.sqrt(sum(one * one for one in vector))
+        length = math.sqrt(math.fsum(one * one for one in vector))
         if length * length < _SINGULAR:
             return None
         upper[column][column] = length
         basis.append([one / length for one in vector])
     answer = [0.0] * count
     for column in reversed(range(count)):
-        rest = sum(one * goal for one, goal in zip(basis[column], goals, strict=True))
-        rest -= sum(upper[column][later] * answer[later] for later in range(column + 1, count))
+        rest = math.fsum(one * goal for one, goal in zip(basis[column], goals, strict=True))
+        rest -= math.fsum(upper[column][later] * answer[later] for later in range(column + 1, count))
         answer[column] = rest / upper[column][column]
     return answer

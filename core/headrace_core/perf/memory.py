@@ -40,6 +40,9 @@ class Engine:
     max_running: int = 256
     """Most requests of one step (vLLM: `max_num_seqs`)."""
     block_tokens: int = 16
+    context_tokens: int = 0
+    """Usual context of a request, for a model with sliding windows: a layer then holds no more of it than the window.
+    0: blocks are counted as if every layer kept every token, which is safe and, for long contexts, far too few."""
 
 
 @final
@@ -67,7 +70,7 @@ def kv_bytes_per_token(shape: ModelShape) -> float:
 def kv_bytes(shape: ModelShape, tokens: int) -> float:
     """KV of a request of `tokens`: layers with a sliding window hold no more than the window."""
     per_layer = _kv_numbers(shape, 1) * dtype_bytes(shape.kv_dtype)
-    return _layer_tokens(shape, shape.layers, tokens) * per_layer
+    return _layer_tokens(shape, tokens) * per_layer
 
 
 def kv_bytes_per_token_per_gpu(shape: ModelShape, tensor: int, pipeline: int = 1) -> float:
@@ -135,9 +138,6 @@ def fit(
 ) -> MemoryFit:
     """Spend a GPU's memory: weights, activations, the reserve, and KV in whole blocks with the rest.
 
-    Blocks are counted as if every layer kept every token. Layers with a sliding window let some go, so with long
-    requests more fits: `requests_that_fit` counts that.
-
     Raises:
         PerfError: degrees or settings that cannot be.
         DoesNotFitError: not one block fits.
@@ -150,6 +150,9 @@ def fit(
     usable = accelerator.memory_bytes * engine.utilization
     room = usable - weights - activations - engine.reserve_bytes
     block_bytes = kv_bytes_per_token_per_gpu(shape, tensor, pipeline) * engine.block_tokens
+    if engine.context_tokens > 0:
+        kept = _layer_tokens(shape, engine.context_tokens) / (shape.layers * engine.context_tokens)
+        block_bytes *= kept
     if room < block_bytes:
         raise DoesNotFitError(
             f"{shape.name} does not fit on {tensor * pipeline} {accelerator.name} (tensor {tensor}, pipeline"
@@ -168,22 +171,10 @@ def fit(
     )
 
 
-def requests_that_fit(shape: ModelShape, memory: MemoryFit, tokens: int) -> int:
-    """Requests of `tokens` each whose KV fits together, with the room that sliding windows give back.
-
-    Raises:
-        PerfError: `tokens` is not above 0.
-    """
-    if tokens < 1:
-        raise PerfError("tokens: a request has at least one")
-    layer_tokens = memory.kv_tokens * shape.layers
-    return int(layer_tokens // _layer_tokens(shape, shape.layers, tokens))
-
-
-def _layer_tokens(shape: ModelShape, layers: int, tokens: int) -> int:
+def _layer_tokens(shape: ModelShape, tokens: int) -> int:
     if shape.window is None:
-        return layers * tokens
-    return (layers - shape.window.layers) * tokens + shape.window.layers * min(tokens, shape.window.tokens)
+        return shape.layers * tokens
+    return (shape.layers - shape.window.layers) * tokens + shape.window.layers * min(tokens, shape.window.tokens)
 
 
 def _kv_numbers(shape: ModelShape, tensor: int) -> int:

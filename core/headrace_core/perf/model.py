@@ -9,6 +9,7 @@ reached are in `Efficiency`, and were set on Vidur's kernel timings (A100, H100)
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, final
@@ -39,16 +40,16 @@ its H100 ones at 3 to 5."""
 class Efficiency:
     """Shares of the datasheet's peaks that are reached, and fixed times."""
 
-    matmul: float = 0.72
+    matmul: float = 0.7
     """Of the arithmetic peak, by large products (Vidur: 0.65 to 0.8)."""
     grouped_matmul: float = 0.5
     """The same for experts, whose products are small and uneven (an assumption)."""
-    attention: float = 0.5
+    attention: float = 0.4
     """By prefill attention (an assumption: FlashAttention-2, arXiv 2307.08691, shows 0.5 to 0.7 for long prompts; the
     kernels that DistServe and Vidur timed reached 0.1 to 0.3)."""
-    memory: float = 0.85
+    memory: float = 0.82
     """Of the memory bandwidth, by reading weights (Vidur: 0.75 to 0.9)."""
-    kv_memory: float = 0.7
+    kv_memory: float = 0.65
     """By decode attention (Vidur: 0.6 to 0.75 for large batches)."""
     elementwise: float = 0.55
     """By norms, activations and sums (Vidur)."""
@@ -226,7 +227,7 @@ def _prefill_attention_ms(
     per_pair = 4 * shape.head_dim
     if latent:
         per_pair = 2 * (latent.nope_dim + latent.rope_dim + latent.value_dim)
-    pairs = sum(visible_pairs(offset, tokens, window) for offset, tokens in pieces)
+    pairs = math.fsum(visible_pairs(offset, tokens, window) for offset, tokens in pieces)
     read = sum(offset + tokens if not window else min(offset, window) + tokens for offset, tokens in pieces)
     arithmetic = pairs * per_pair * shape.heads / tensor / (gpu.flops_per_ms * efficiency.attention)
     reading = read * _kv_bytes(shape, tensor) / (gpu.hbm_bytes_per_ms * efficiency.kv_memory)

@@ -17,7 +17,7 @@ from typing import Final, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from headrace_core.perf.accelerators import Accelerator, accelerator
+from headrace_core.perf.accelerators import accelerator
 from headrace_core.perf.costs import NEVER_LARGE, StepCosts
 from headrace_core.perf.errors import PerfError
 from headrace_core.perf.fit import Residual
@@ -189,14 +189,6 @@ def read(path: Path) -> ProfileFile:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "file"
         raise PerfError(f"profile: {path}: {field}: {first['msg']}") from error
-
-
-def measured_tensors(shape: ModelShape, gpu: Accelerator, *, engine: str = "", own: Sequence[Path] = ()) -> list[int]:
-    """Tensor degrees with a measured profile. Compare these with one another, and not with estimates: those are of an
-    engine without overheads between kernels, which the measured ones of 2023 have."""
-    degrees = (tensor for tensor in range(1, shape.heads + 1) if shape.heads % tensor == 0)
-    placements = (Placement(shape=shape, accelerator=gpu, tensor=tensor) for tensor in degrees)
-    return [one.tensor for one in placements if find(one, engine=engine, own=own) is not None]
 
 
 def measured_kv_tokens(model: str, tensor: int, pipeline: int) -> int | None:
