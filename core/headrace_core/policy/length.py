@@ -33,10 +33,8 @@ class LengthDistribution:
         total = math.fsum(shares)
         if not 0 < total < math.inf or min(shares) < 0:
             raise ValueError(f"shares add up to {total}: give one of 0 or more for each bucket, and one above 0")
-        if max_tokens <= generated_tokens:
-            raise ValueError(
-                f"max_tokens is {max_tokens} with {generated_tokens} generated: nothing is left to predict"
-            )
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens is {max_tokens}: a request generates at least 1 token")
         self.max_tokens = max_tokens
         self.generated_tokens = 0
         """Tokens that are generated already; see `given`."""
