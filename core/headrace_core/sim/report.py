@@ -24,8 +24,6 @@ class ProfileKind(StrEnum):
     MEASURED = "Measured"
     ESTIMATED = "Estimated"
     """Computed from an accelerator's datasheet."""
-    GIVEN = "Given"
-    """By the caller, who did not say how they came about."""
 
 
 @final
@@ -34,10 +32,20 @@ class ProfileUse:
     """The step times of one pool and how far they can be trusted."""
 
     pool: str
+    model: str
+    accelerator: str
+    tensor: int
+    pipeline: int
     kind: ProfileKind
     source: str
-    mean_error: float | None = None
-    """Mean absolute error of the fit over the measured times, relative. None: not known."""
+    assumed: str
+    """What of a measured profile was not measured; empty: nothing."""
+    prefill_error: float | None
+    """Mean absolute relative error of the fitted prefill times against the measured ones (against the counted ones
+    where the profile is estimated). None: not known."""
+    decode_error: float | None
+    calibrated: bool
+    """Whether factors from observed latencies were put on it."""
 
 
 @final

@@ -99,7 +99,7 @@ def _profiles(scenario: Scenario, profiles: Sequence[ProfileUse]) -> list[Warned
             found.append(
                 _warned(Caution.UNKNOWN_PROFILE, f"nothing says where the step times of pool {pool.name} come from")
             )
-        elif use.kind is ProfileKind.ESTIMATED:
+        elif use.kind is ProfileKind.ESTIMATED and not use.calibrated:
             found.append(
                 _warned(
                     Caution.ESTIMATED_PROFILE,
@@ -107,14 +107,19 @@ def _profiles(scenario: Scenario, profiles: Sequence[ProfileUse]) -> list[Warned
                     "measure them, or correct them by observed TTFT and TPOT",
                 )
             )
-        elif use.mean_error is not None and use.mean_error > MOST_PROFILE_ERROR:
+        elif max(use.prefill_error or 0.0, use.decode_error or 0.0) > MOST_PROFILE_ERROR:
             found.append(
                 _warned(
                     Caution.PROFILE_ERROR,
-                    f"the step times of pool {pool.name} are off by {use.mean_error:.0%} on average ({use.source})",
+                    f"the step times of pool {pool.name} are off by {_percent(use.prefill_error)} (prefill) and "
+                    f"{_percent(use.decode_error)} (decode) on average: {use.source}",
                 )
             )
     return found
+
+
+def _percent(share: float | None) -> str:
+    return "an unknown part" if share is None else f"{share:.0%}"
 
 
 def _warned(caution: Caution, text: str) -> Warned:

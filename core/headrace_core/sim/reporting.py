@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from headrace_core.perf.profiles import Kind, Profile
 from headrace_core.sim.attainment import Stage, Verdicts, blame, judge
 from headrace_core.sim.outcome import Outcome, Status, WorkerTotals
 from headrace_core.sim.report import (
@@ -17,6 +18,7 @@ from headrace_core.sim.report import (
     Misses,
     Percentile,
     PoolUse,
+    ProfileKind,
     ProfileUse,
     Report,
     Sample,
@@ -93,7 +95,7 @@ def make_report(
         ttft=_times(verdicts.ttft_ms[start:]),
         second_token_wait=_times(_differences(outcome.second_token_ms, outcome.first_token_ms, start)),
         tpot=_times(verdicts.tpot_ms[start:]),
-        largest_gap=_times(outcome.largest_gap_ms[start:]),
+        largest_gap=_times(_largest_gaps(outcome, start)),
         jct=_times(_differences(outcome.last_token_ms, outcome.arrival_ms, start)),
         attainment=estimate_share(met),
         classes=_classes(scenario, outcome, verdicts, start),
@@ -105,6 +107,24 @@ def make_report(
         totals=totals,
         stability=stability,
         warnings=cautions(scenario, outcome, profiles, sample=sample, ends=ends, stability=stability),
+    )
+
+
+def profile_use(pool: str, profile: Profile, *, calibrated: bool = False) -> ProfileUse:
+    """What a report says of a pool's step times."""
+    provenance = profile.provenance
+    return ProfileUse(
+        pool=pool,
+        model=profile.model,
+        accelerator=profile.accelerator,
+        tensor=profile.tensor,
+        pipeline=profile.pipeline,
+        kind=ProfileKind.MEASURED if provenance.kind is Kind.MEASURED else ProfileKind.ESTIMATED,
+        source=provenance.source,
+        assumed=provenance.assumed,
+        prefill_error=provenance.prefill.mape if provenance.prefill else None,
+        decode_error=provenance.decode.mape if provenance.decode else None,
+        calibrated=calibrated,
     )
 
 
@@ -135,6 +155,14 @@ def _sample(outcome: Outcome, start: int, warmup_share: float) -> Sample:
 
 def _differences(later_ms: list[float], earlier_ms: list[float], start: int) -> list[float]:
     return [later_ms[index] - earlier_ms[index] for index in range(start, len(later_ms))]
+
+
+def _largest_gaps(outcome: Outcome, start: int) -> list[float]:
+    """A request that has no second token has no gap."""
+    return [
+        math.nan if math.isnan(outcome.second_token_ms[index]) else outcome.largest_gap_ms[index]
+        for index in range(start, len(outcome.second_token_ms))
+    ]
 
 
 def _times(values_ms: list[float]) -> Times:
@@ -223,7 +251,7 @@ def _totals(outcome: Outcome, pools: tuple[PoolUse, ...]) -> Totals:
     )
     duration_s, gpu_hours = outcome.end_ms / 1000.0, sum(pool.gpu_hours for pool in pools)
     costs = [pool.cost for pool in pools if pool.workers]
-    cost = sum(part for part in costs if part is not None) if None not in costs else None
+    cost = sum(part for part in costs if part is not None) if costs and None not in costs else None
     return Totals(
         duration_s=duration_s,
         resource_s=sum(worker.busy_ms for worker in outcome.workers) / 1000.0,
