@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from dataclasses import dataclass
 from typing import Final, final
@@ -95,6 +96,7 @@ _ALIASES: Final = {
 """Other spellings, the `nvidia.com/gpu.product` labels among them, as `_key` leaves them."""
 
 
+@functools.lru_cache(maxsize=256)
 def accelerator(name: str) -> Accelerator:
     """The accelerator of a name, in any case, with or without the maker's name in front.
 
