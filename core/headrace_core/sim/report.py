@@ -44,8 +44,9 @@ class ProfileUse:
     """Mean absolute relative error of the fitted prefill times against the measured ones (against the counted ones
     where the profile is estimated). None: not known."""
     decode_error: float | None
-    calibrated: bool
-    """Whether factors from observed latencies were put on it."""
+    prefill_factor: float = 1.0
+    """What the prefill times were multiplied with, to show observed latencies. 1: nothing observed was given."""
+    decode_factor: float = 1.0
 
 
 @final

@@ -99,7 +99,7 @@ def _profiles(scenario: Scenario, profiles: Sequence[ProfileUse]) -> list[Warned
             found.append(
                 _warned(Caution.UNKNOWN_PROFILE, f"nothing says where the step times of pool {pool.name} come from")
             )
-        elif use.kind is ProfileKind.ESTIMATED and not use.calibrated:
+        elif use.kind is ProfileKind.ESTIMATED and use.prefill_factor == use.decode_factor == 1.0:
             found.append(
                 _warned(
                     Caution.ESTIMATED_PROFILE,
@@ -107,7 +107,10 @@ def _profiles(scenario: Scenario, profiles: Sequence[ProfileUse]) -> list[Warned
                     "measure them, or correct them by observed TTFT and TPOT",
                 )
             )
-        elif max(use.prefill_error or 0.0, use.decode_error or 0.0) > MOST_PROFILE_ERROR:
+        elif (
+            use.kind is ProfileKind.MEASURED
+            and max(use.prefill_error or 0.0, use.decode_error or 0.0) > MOST_PROFILE_ERROR
+        ):
             found.append(
                 _warned(
                     Caution.PROFILE_ERROR,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from headrace_core.perf.fit import Correction
 from headrace_core.perf.profiles import Kind, Profile
 from headrace_core.sim.attainment import Stage, Verdicts, blame, judge
 from headrace_core.sim.outcome import Outcome, Status, WorkerTotals
@@ -110,7 +111,7 @@ def make_report(
     )
 
 
-def profile_use(pool: str, profile: Profile, *, calibrated: bool = False) -> ProfileUse:
+def profile_use(pool: str, profile: Profile, correction: Correction | None = None) -> ProfileUse:
     """What a report says of a pool's step times."""
     provenance = profile.provenance
     return ProfileUse(
@@ -124,7 +125,8 @@ def profile_use(pool: str, profile: Profile, *, calibrated: bool = False) -> Pro
         assumed=provenance.assumed,
         prefill_error=provenance.prefill.mape if provenance.prefill else None,
         decode_error=provenance.decode.mape if provenance.decode else None,
-        calibrated=calibrated,
+        prefill_factor=correction.prefill if correction else 1.0,
+        decode_factor=correction.decode if correction else 1.0,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headrace_core.perf.accelerators import accelerator
+from headrace_core.perf.fit import Correction
 from headrace_core.perf.hf_config import known
 from headrace_core.perf.model import Placement
 from headrace_core.perf.profiles import profile_for
@@ -304,7 +305,6 @@ def use(pool_name: str, **changes: Any) -> ProfileUse:
         assumed="",
         prefill_error=0.01,
         decode_error=0.02,
-        calibrated=False,
     )
     return replace(plain, **changes)
 
@@ -316,7 +316,7 @@ def use(pool_name: str, **changes: Any) -> ProfileUse:
         ({"decode_error": 0.2}, Caution.PROFILE_ERROR),
         ({"prefill_error": None, "decode_error": None}, None),
         ({"kind": ProfileKind.ESTIMATED}, Caution.ESTIMATED_PROFILE),
-        ({"kind": ProfileKind.ESTIMATED, "calibrated": True}, None),
+        ({"kind": ProfileKind.ESTIMATED, "decode_factor": 1.2}, None),
         ({"pool": "another"}, Caution.UNKNOWN_PROFILE),
     ],
 )
@@ -347,10 +347,12 @@ def test_what_happened_is_warned_of(requests: list[dict[str, Any]], changes: dic
 def test_the_profile_of_a_pool_keeps_where_it_comes_from() -> None:
     placement = Placement(shape=known("OPT-13B"), accelerator=accelerator("A100-80G"))
     measured = profile_use("prefill", profile_for(placement))
-    assert (measured.kind, measured.accelerator, measured.calibrated) == (ProfileKind.MEASURED, "A100-80G", False)
+    assert (measured.kind, measured.accelerator, measured.prefill_factor) == (ProfileKind.MEASURED, "A100-80G", 1.0)
     assert "DistServe" in measured.source
-    guessed = profile_use("decode", profile_for(replace(placement, accelerator=accelerator("L4"))), calibrated=True)
-    assert (guessed.kind, guessed.calibrated) == (ProfileKind.ESTIMATED, True)
+    guessed = profile_use(
+        "decode", profile_for(replace(placement, accelerator=accelerator("L4"))), Correction(2.0, 3.0)
+    )
+    assert (guessed.kind, guessed.prefill_factor, guessed.decode_factor) == (ProfileKind.ESTIMATED, 2.0, 3.0)
 
 
 REAL = (cluster(2, 2, seed=5), traffic(1500, 6.0))

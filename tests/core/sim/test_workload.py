@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from headrace_core.sim import arrivals, lengths
 from headrace_core.sim.arrivals import Bursts
+from headrace_core.sim.length_fits import LENGTH_FITS, length_fit
 from headrace_core.sim.lengths import LengthClass, Lengths
 from headrace_core.sim.workload import Workload, WorkloadError, checked, cut_time, first, repeat, scale_rate
 
@@ -246,3 +247,21 @@ def test_a_log_normal_draw_stays_within_the_longest_seen() -> None:
     assert max(drawn.prompt_tokens) == 300
     assert max(drawn.output_tokens) == 50
     assert min(drawn.prompt_tokens + drawn.output_tokens) >= 1
+
+
+@pytest.mark.parametrize("name", sorted(LENGTH_FITS))
+def test_each_named_fit_has_the_means_it_says(name: str) -> None:
+    drawn = lengths.draw_log_normal(length_fit(name.upper()), 5000, random.Random(1), stratified=True)
+    prompt, output = {
+        "sharegpt": (2340, 439),
+        "azure-conversation": (1155, 211),
+        "azure-code": (2048, 28),
+        "arxiv-summarization": (2588, 291),
+    }[name]
+    assert statistics.fmean(drawn.prompt_tokens) == pytest.approx(prompt, rel=0.1)
+    assert statistics.fmean(drawn.output_tokens) == pytest.approx(output, rel=0.2)
+
+
+def test_an_unknown_fit_names_the_nearest() -> None:
+    with pytest.raises(WorkloadError, match="azure-conversation"):
+        length_fit("azure-conversations")
