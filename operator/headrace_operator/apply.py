@@ -182,6 +182,7 @@ class Applier:
         request = RoleRequest(
             role=action.to_role,
             expected_epoch=action.entry.epoch,
+            # Within what RoleRequest takes: above 0, since next to no time may be left, and at most an hour.
             drain_timeout=min(3600.0, max(0.1, action.drain_timeout_s)),
             pod_uid=action.pod.uid,
             boot_id=action.entry.boot_id or None,

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from headrace_core.api.names import Outcome
 from headrace_core.api.names import Reason as OperatorReason
 from headrace_core.policy.elasticity import Decision, ElasticityView, PoolView, Reason, WorkerView, decide, explain
 from headrace_operator.errors import PrometheusError
 from headrace_operator.events import Recorder
 from headrace_operator.metrics import Metrics
 from headrace_operator.plan.actions import CreateFlip
-from headrace_operator.plan.admission import current_window
+from headrace_operator.plan.admission import current_window, is_cooling
 from headrace_operator.plan.view import Observed, Pod, PoolSpec
 from headrace_operator.prometheus import Load, Prometheus
 from headrace_operator.reflector import Key
@@ -26,7 +25,7 @@ MAX_REASON: Final = 1024
 
 @dataclass(slots=True)
 class _Last:
-    """The last decision on a cluster."""
+    """The last decision on a cluster. Times are seconds since the epoch."""
 
     at: float = -math.inf
     decision: Decision | None = None
@@ -165,14 +164,7 @@ def _worker_view(observed: Observed, pod: Pod, loads: Mapping[str, Load]) -> Wor
         busy_share=None if load is None else load.busy_share,
         ready=pod.ready,
         flipping=pod.draining or any(entry.pod_uid == pod.uid for entry in observed.journal),
-        cooling=any(
-            flip.pod == pod.name
-            and flip.finished is not None
-            and flip.finished >= pod.created
-            and flip.outcome != Outcome.REFUSED
-            and observed.now < flip.finished + observed.cluster.flips.cooldown_s
-            for flip in observed.flips
-        ),
+        cooling=is_cooling(observed, pod),
     )
 
 

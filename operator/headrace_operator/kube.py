@@ -37,7 +37,6 @@ _JSON: Final = "application/json"
 _MERGE: Final = "application/merge-patch+json"
 _JSON_PATCH: Final = "application/json-patch+json"
 _APPLY: Final = "application/apply-patch+yaml"
-_READS: Final = ("GET",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from headrace_core.api import names, resources
-from headrace_core.api.names import Label
+from headrace_core.api.names import COMPONENT_GATEWAY, Label
 from headrace_operator import times
 from headrace_operator.errors import InvalidSpecError
-from headrace_operator.manifests.shared import COMPONENT_GATEWAY
 from headrace_operator.plan.disruption import Budget
 from headrace_operator.plan.view import (
     ClusterSpec,

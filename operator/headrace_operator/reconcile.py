@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from headrace_core.api import names, resources
-from headrace_core.api.names import Condition, Label, Reason, Role
+from headrace_core.api.names import COMPONENT_WORKER, Condition, Label, Reason, Role
 from headrace_operator import observe
 from headrace_operator.apply import Applier, Scene
 from headrace_operator.elastic import Elastic
 from headrace_operator.errors import ApiError, ForbiddenError, InvalidSpecError, NotFoundError
 from headrace_operator.kube import BUDGETS, CLUSTERS, FLIPS, NODES, Api, Object
 from headrace_operator.manifests import gateway, worker
-from headrace_operator.manifests.shared import COMPONENT_WORKER, Images, Manifest
+from headrace_operator.manifests.shared import Images, Manifest
 from headrace_operator.metrics import Metrics
 from headrace_operator.objects import Objects
 from headrace_operator.plan import admission, disruption, flips, pods
@@ -118,6 +118,7 @@ class Reconciler:
         if actions and failure is None:
             # The status is made from what the next look sees.
             return 0.0
+        # A refusal that came after a write of the journal: what was observed is older than the status by then.
         if scene.status is cluster.status:
             await self._status(scene, observed, memory, parts, failure)
         if failure is not None:

@@ -12,18 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from headrace_core.api import names
-from headrace_core.api.names import Label, Reason
+from headrace_core.api.names import COMPONENT_GATEWAY, COMPONENT_WORKER, Label, Reason
 from headrace_operator.errors import ConflictError, ForbiddenError, InvalidError
 from headrace_operator.kube import POD_TEMPLATES, Api
 from headrace_operator.manifests import gateway, worker
-from headrace_operator.manifests.shared import (
-    COMPONENT_GATEWAY,
-    COMPONENT_WORKER,
-    Images,
-    Manifest,
-    digest,
-    metadata,
-)
+from headrace_operator.manifests.shared import Images, Manifest, metadata, revision
 from headrace_operator.plan.view import ClusterSpec
 
 USER_MANAGER: Final = f"{names.MANAGER}-template"
@@ -105,9 +98,9 @@ class Templates:
             user: the user's part; may be empty.
             path: where the user's part stands in the InferenceCluster, for messages.
         """
-        revision = digest(base, user)
+        wanted = revision(base, user)
         known = self._merged.get((cluster.uid, name))
-        if known is not None and known.revision == revision:
+        if known is not None and known.revision == wanted:
             return known
         meta = metadata(cluster, name, component)
         head: Manifest = {"apiVersion": "v1", "kind": "PodTemplate"}
@@ -117,7 +110,7 @@ class Templates:
             # Values of other fields (an env entry, an image) end up in the base, so its refusal is the user's news too.
             return Refused(reason=Reason.TEMPLATE_REFUSED, message=_words(error, "the pod"))
         # The revision label comes with the user's part: a PodTemplate that has it holds both.
-        marked = {"name": name, "namespace": cluster.namespace, "labels": {Label.REVISION: revision}}
+        marked = {"name": name, "namespace": cluster.namespace, "labels": {Label.REVISION: wanted}}
         body: Manifest = {**head, "metadata": marked, **({"template": dict(user)} if user else {})}
         try:
             written = await self._api.apply(POD_TEMPLATES, body, manager=USER_MANAGER, force=False)
@@ -125,7 +118,7 @@ class Templates:
             return Refused(reason=Reason.TEMPLATE_CONFLICT, message=_words(error, path))
         except (InvalidError, ForbiddenError) as error:
             return Refused(reason=Reason.TEMPLATE_REFUSED, message=_words(error, path))
-        merged = Merged(template=written["template"], revision=revision)
+        merged = Merged(template=written["template"], revision=wanted)
         self._merged[cluster.uid, name] = merged
         return merged
 

@@ -18,7 +18,7 @@ MAX_ANSWER_BYTES: Final = 65536
 
 
 class Workers:
-    """One HTTP client for all workers."""
+    """One HTTP client for all workers; asks at most `concurrency` of them at once for their role."""
 
     def __init__(self, timeout_s: float, concurrency: int = 64) -> None:
         # trust_env off: a proxy setting of the environment must not carry requests to pods, nor their token.

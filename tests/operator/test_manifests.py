@@ -12,7 +12,7 @@ from headrace_core.api.names import Env, Label, Role
 from headrace_operator.errors import SettingsError
 from headrace_operator.handlers import settings as kopf_settings
 from headrace_operator.manifests import gateway, worker
-from headrace_operator.manifests.shared import Images
+from headrace_operator.manifests.shared import Images, revision
 from headrace_operator.plan.view import ClusterSpec, PoolSpec
 from headrace_operator.reflector import parse
 from headrace_operator.settings import Settings, from_environment
@@ -99,10 +99,10 @@ def test_a_revision_changes_with_either_part() -> None:
     base = worker.base_template(cluster(), prefill(), IMAGES)
     other = worker.base_template(cluster(), prefill(), replace(IMAGES, worker="w:2"))
     hashes = {
-        worker.revision(base, {}), worker.revision(other, {}), worker.revision(base, {"spec": {"hostNetwork": True}}),
+        revision(base, {}), revision(other, {}), revision(base, {"spec": {"hostNetwork": True}}),
     }  # fmt: skip
     assert len(hashes) == 3
-    assert worker.revision(base, {}) == worker.revision(worker.base_template(cluster(), prefill(), IMAGES), {})
+    assert revision(base, {}) == revision(worker.base_template(cluster(), prefill(), IMAGES), {})
 
 
 def test_replicas_and_flips_change_no_revision() -> None:

@@ -21,6 +21,10 @@ NIXL_PORT: Final = 5600
 CONTAINER_WORKER: Final = "worker"
 CONTAINER_GATEWAY: Final = "gateway"
 
+COMPONENT_WORKER: Final = "worker"
+COMPONENT_GATEWAY: Final = "gateway"
+"""Values of `app.kubernetes.io/component` on what the operator makes."""
+
 
 class Kind(StrEnum):
     """Kinds of the API group."""

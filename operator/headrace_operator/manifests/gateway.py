@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace_core.api import names
-from headrace_core.api.names import Env, Label
+from headrace_core.api.names import COMPONENT_GATEWAY, Env, Label
 from headrace_operator.manifests.shared import (
-    COMPONENT_GATEWAY,
     CONTAINER_SECURITY,
     POD_SECURITY,
     Images,

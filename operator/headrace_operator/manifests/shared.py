@@ -13,9 +13,6 @@ from headrace_operator.plan.view import ClusterSpec
 
 Manifest = dict[str, Any]
 
-COMPONENT_WORKER: Final = "worker"
-COMPONENT_GATEWAY: Final = "gateway"
-
 POD_SECURITY: Final[Mapping[str, Any]] = {"seccompProfile": {"type": "RuntimeDefault"}}
 CONTAINER_SECURITY: Final[Mapping[str, Any]] = {
     "allowPrivilegeEscalation": False,
@@ -132,3 +129,11 @@ def digest(*parts: object) -> str:
     """A short stable hash of JSON values, fit for a label."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=dict)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def revision(base: Mapping[str, Any], user: Mapping[str, Any]) -> str:
+    """Hash of both parts of a template: a pod made from another revision is out of date.
+
+    The parts are hashed, not the merged result: that one also changes when a new Kubernetes fills in new defaults.
+    """
+    return digest(base, user)

@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from headrace_core.api import names
-from headrace_core.api.names import Annotation, Env, Label, Role
+from headrace_core.api.names import COMPONENT_WORKER, Annotation, Env, Label, Role
 from headrace_operator.manifests.shared import (
-    COMPONENT_WORKER,
     CONTAINER_SECURITY,
     POD_SECURITY,
     Images,
     Manifest,
-    digest,
     from_field,
     labels,
     leave_to_user,
@@ -69,14 +67,6 @@ def base_template(cluster: ClusterSpec, pool: PoolSpec, images: Images) -> Manif
 def role_labels(pool: PoolSpec) -> dict[str, str]:
     """Labels of a worker in a pool."""
     return {Label.POOL: pool.name, Label.ROLE: pool.role.value, Label.LLMD_ROLE: pool.role.value}
-
-
-def revision(base: Mapping[str, Any], user: Mapping[str, Any]) -> str:
-    """Hash of both parts of a template: a pod made from another revision is out of date.
-
-    The parts are hashed, not the merged result: that one also changes when a new Kubernetes fills in new defaults.
-    """
-    return digest(base, user)
 
 
 def pod(cluster: ClusterSpec, slot: int, template: Mapping[str, Any], revision_hash: str) -> Manifest:

@@ -128,17 +128,7 @@ def _within_bounds(observed: Observed, request: Request) -> Refusal | None:
 
 
 def _cooled_down(observed: Observed, request: Request) -> Refusal | None:
-    if not request.flip.by_operator:
-        return None
-    ends = [
-        flip.finished + observed.cluster.flips.cooldown_s
-        for flip in observed.flips
-        if flip.pod == request.pod.name
-        and flip.finished is not None
-        and flip.finished >= request.pod.created
-        and flip.outcome != Outcome.REFUSED
-    ]
-    if not ends or observed.now >= max(ends):
+    if not request.flip.by_operator or not is_cooling(observed, request.pod):
         return None
     text = f"{request.pod.name} was flipped less than the cooldown ago"
     return Refusal(reason=Reason.COOLING_DOWN, message=text)
@@ -219,6 +209,21 @@ def current_window(observed: Observed) -> Window:
     if observed.window is not None and observed.now - observed.window.started < HOUR_S:
         return observed.window
     return Window(started=observed.now, count=0)
+
+
+def is_cooling(observed: Observed, pod: Pod) -> bool:
+    """Whether a worker's last flip is less than the cool-down ago.
+
+    A refused flip touched no worker, and one that ended before the pod was made was that of another pod of its name.
+    """
+    return any(
+        flip.pod == pod.name
+        and flip.finished is not None
+        and flip.finished >= pod.created
+        and flip.outcome != Outcome.REFUSED
+        and observed.now < flip.finished + observed.cluster.flips.cooldown_s
+        for flip in observed.flips
+    )
 
 
 def refuse(flip: FlipObject, reason: Reason, message: str) -> FinishFlip:

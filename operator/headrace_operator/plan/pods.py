@@ -81,7 +81,7 @@ def _adopt(observed: Observed) -> list[Action]:
     return [
         AdoptPod(pod)
         for pod in observed.pods
-        if pod.component == "worker"
+        if pod.component == names.COMPONENT_WORKER
         and not pod.owner_uid
         and pod.alive
         and pattern.fullmatch(pod.name)
@@ -96,7 +96,10 @@ def _bury(observed: Observed) -> list[Action]:
     return [
         DeletePod(pod, Reason.POD_FAILED, pod.reason or pod.phase)
         for pod in observed.pods
-        if pod.component == "worker" and pod.owner_uid == observed.cluster.uid and pod.failed and not pod.terminating
+        if pod.component == names.COMPONENT_WORKER
+        and pod.owner_uid == observed.cluster.uid
+        and pod.failed
+        and not pod.terminating
     ]
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headrace_core.api import resources
-from headrace_core.api.names import Condition, Reason, Role
+from headrace_core.api.names import COMPONENT_WORKER, Condition, Reason, Role
 from headrace_operator.plan.flips import step_of
 from headrace_operator.plan.pods import backing_off
 from headrace_operator.plan.rollout import out_of_date
@@ -173,6 +173,8 @@ def degraded(observed: Observed, around: Surroundings) -> Verdict:
     stuck = [pod for pod in observed.workers if pod.unschedulable]
     looping = [pod for pod in observed.workers if pod.waiting not in ("", "ContainerCreating", "PodInitializing")]
     found: list[tuple[Reason, str]] = []
+    if around.failure:
+        found.append((Reason.REFUSED_BY_API, around.failure))
     if backing_off(observed):
         found.append(
             (Reason.PODS_FAILING, f"{observed.failures.count} pods ended by themselves; replacing them slowly")
@@ -181,8 +183,6 @@ def degraded(observed: Observed, around: Surroundings) -> Verdict:
         found.append((Reason.PODS_FAILING, ", ".join(f"{pod.name}: {pod.waiting}" for pod in looping)))
     if stuck:
         found.append((Reason.PODS_UNSCHEDULABLE, f"{stuck[0].name}: {stuck[0].unschedulable}"))
-    if around.failure:
-        found.insert(0, (Reason.REFUSED_BY_API, around.failure))
     if around.foreign_budgets:
         text = "budgets over the same pods, which makes evictions fail: " + ", ".join(around.foreign_budgets)
         found.append((Reason.FOREIGN_BUDGET, text))
@@ -220,7 +220,7 @@ def _standing(observed: Observed, pool: PoolSpec) -> tuple[list[Pod], int]:
 
 def _allowance(observed: Observed, pool: PoolSpec) -> int:
     """Workers that a pool may lack while a rollout replaces them: as long as one is out of date or ending."""
-    of_pool = [pod for pod in observed.pods if pod.component == "worker" and pod.pool == pool.name]
+    of_pool = [pod for pod in observed.pods if pod.component == COMPONENT_WORKER and pod.pool == pool.name]
     rolling = any(pod.terminating or (pod.alive and out_of_date(observed, pod)) for pod in of_pool)
     return observed.cluster.max_unavailable if rolling else 0
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace_core.api.names import ROLE_DRAINING, Role
+from headrace_core.api.names import COMPONENT_WORKER, ROLE_DRAINING, Role
 from headrace_core.api.wire import RoleState
 
 
@@ -246,7 +246,9 @@ class Observed:
     def workers(self) -> tuple[Pod, ...]:
         """Worker pods that this cluster controls and that count, by name."""
         return tuple(
-            pod for pod in self.pods if pod.component == "worker" and pod.owner_uid == self.cluster.uid and pod.alive
+            pod
+            for pod in self.pods
+            if pod.component == COMPONENT_WORKER and pod.owner_uid == self.cluster.uid and pod.alive
         )
 
     def pool_of(self, pod: Pod) -> str:
