@@ -24,24 +24,35 @@ def _words(raw: str) -> tuple[str, ...]:
 
 
 def _seconds(raw: str) -> float:
-    value = float(raw)
+    remedy = "give a number of seconds above 0 and at most 86400"
+    try:
+        value = float(raw)
+    except ValueError:
+        raise ValueError(remedy) from None
     if not 0 < value <= 86400:  # noqa: PLR2004 - a day, in seconds
-        raise ValueError("give a number of seconds above 0 and at most 86400")
+        raise ValueError(remedy)
     return value
 
 
 def _port(raw: str) -> int:
-    value = int(raw)
-    if not 0 <= value <= 65535:  # noqa: PLR2004 - the range of a TCP port
-        raise ValueError("give a port from 0 to 65535")
-    return value
+    if not raw.isdecimal() or int(raw) > 65535:  # noqa: PLR2004 - the largest TCP port
+        raise ValueError("give a port from 0 to 65535; 0 takes a free one")
+    return int(raw)
 
 
 def _count(raw: str) -> int:
-    value = int(raw)
-    if value < 1:
+    if not raw.isdecimal() or int(raw) < 1:
         raise ValueError("give a whole number of at least 1")
-    return value
+    return int(raw)
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(raw: str) -> str:
+        if raw not in choices:
+            raise ValueError(f"give one of {', '.join(choices)}")
+        return raw
+
+    return parse
 
 
 def _setting(
@@ -55,7 +66,10 @@ def _setting(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings. The environment variable of each is named in its declaration; the chart sets them."""
+    """All settings. The environment variable of each is named in its declaration.
+
+    The chart sets those that a cluster's administrator may want to change; its `extraEnv` sets any of the others.
+    """
 
     pod_name: str = _setting("POD_NAME", _text, socket.gethostname)
     """This pod's name: the holder of the Lease."""
@@ -70,7 +84,7 @@ class Settings:
     """Image of a worker whose InferenceCluster names none."""
     gateway_image: str = _setting("GATEWAY_IMAGE", _text, f"headrace/gateway:{_VERSION}")
     """Image of the gateways."""
-    image_pull_policy: str = _setting("IMAGE_PULL_POLICY", _text, "IfNotPresent")
+    image_pull_policy: str = _setting("IMAGE_PULL_POLICY", _one_of("Always", "IfNotPresent", "Never"), "IfNotPresent")
     """imagePullPolicy of worker and gateway containers: Always, IfNotPresent or Never."""
     image_pull_secrets: tuple[str, ...] = _setting("IMAGE_PULL_SECRETS", _words, ())
     """Names of pull secrets, separated by commas; they must exist in each cluster's namespace."""
@@ -106,7 +120,7 @@ class Settings:
     """Port of /metrics."""
     health_port: int = _setting("HEALTH_PORT", _port, names.OPERATOR_HEALTH_PORT)
     """Port of /livez and /readyz."""
-    log_level: str = _setting("LOG_LEVEL", _text, "INFO")
+    log_level: str = _setting("LOG_LEVEL", _one_of("DEBUG", "INFO", "WARNING", "ERROR"), "INFO")
     """DEBUG, INFO, WARNING or ERROR."""
 
     crash_after: str = _setting("HEADRACE_CRASH_AFTER", _text, "")
