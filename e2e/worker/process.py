@@ -79,8 +79,6 @@ class Worker:
         token_file = logs / f"{address}.token"
         token_file.write_text(TOKEN + "\n")
         variables = {
-            Env.CLUSTER: "test",
-            Env.NAMESPACE: "default",
             Env.POD_NAME: f"worker-{address}",
             Env.POD_UID: str(uuid.uuid4()),
             Env.POD_IP: address,

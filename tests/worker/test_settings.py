@@ -30,8 +30,6 @@ def test_everything_that_the_operator_sets() -> None:
             Env.PORT: "8001",
             Env.POD_NAME: "c-w0",
             Env.POD_UID: "u",
-            Env.NAMESPACE: "n",
-            Env.CLUSTER: "c",
             Env.TOKEN_FILE: "/t",
             Env.MODEL_REVISION: "main",
         }
@@ -41,8 +39,12 @@ def test_everything_that_the_operator_sets() -> None:
     assert (settings.tensor_parallel, settings.pipeline_parallel) == (2, 3)
     assert settings.engine_args == (EngineArg("max-num-seqs", "16"), EngineArg("enforce-eager", ""))
     assert settings.address == "127.0.0.9:8001"
-    assert (settings.pod_name, settings.pod_uid, settings.namespace, settings.cluster) == ("c-w0", "u", "n", "c")
+    assert (settings.pod_name, settings.pod_uid) == ("c-w0", "u")
     assert settings.token_file == "/t"
+
+
+def test_an_ipv6_address_is_one_that_a_url_can_hold() -> None:
+    assert from_environment(LEAST | {Env.POD_IP: "fd00::7"}).address == "[fd00::7]:8000"
 
 
 def test_an_empty_variable_counts_as_unset() -> None:

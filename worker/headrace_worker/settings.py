@@ -91,8 +91,6 @@ class Settings:
     pod_uid: str = _setting(
         Env.POD_UID, _text, "uid of this pod; a role change meant for another is refused. Empty: not checked", ""
     )
-    namespace: str = _setting(Env.NAMESPACE, _text, "namespace of this pod", "default")
-    cluster: str = _setting(Env.CLUSTER, _text, "name of the InferenceCluster", "")
     token_file: str = _setting(
         Env.TOKEN_FILE, _text, "file of bearer tokens, one a line, any of which is accepted; empty: no token wanted", ""
     )
@@ -138,7 +136,8 @@ class Settings:
     @property
     def address(self) -> str:
         """`host:port` at which gateway and operator reach this worker."""
-        return f"{self.pod_ip}:{self.port}"
+        host = f"[{self.pod_ip}]" if ":" in self.pod_ip else self.pod_ip
+        return f"{host}:{self.port}"
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:

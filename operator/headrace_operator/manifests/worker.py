@@ -165,8 +165,6 @@ def _environment(cluster: ClusterSpec, pool: PoolSpec) -> list[Manifest]:
         from_field(Env.POD_NAME, "metadata.name"),
         from_field(Env.POD_UID, "metadata.uid"),
         from_field(Env.POD_IP, "status.podIP"),
-        literal(Env.CLUSTER, cluster.name),
-        literal(Env.NAMESPACE, cluster.namespace),
         literal(Env.ROLE, pool.role.value),
         literal(Env.MODEL, model.uri),
         literal(Env.SERVED_NAME, model.served_name),
