@@ -20,6 +20,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request, RequestStatus
 
 from headrace_core.api.names import Role
+from headrace_core.policy.dispatch import HEAVY_DECODE_TOKENS
 from headrace_worker.engine.cell import ENV_CELL, EngineCell
 from headrace_worker.engine.interface import EngineState
 from headrace_worker.engine.vllm import CALL_READ_ROLE, CALL_RELEASE
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
-
-HEAVY_TOKENS: Final = 128
-"""A resident that may still generate more than this is heavy (TetriInfer, section 3.3)."""
 
 _MANY_REQUESTS: Final = 256
 _PUBLISH_INTERVAL_S: Final = 0.01
@@ -149,7 +147,7 @@ class PoolScheduling:
         queued = receiving = held = held_blocks = queued_prefill_tokens = running_tokens = heavy = 0
         for queue in (self.waiting, self.kv_holding_waiting):
             for request in queue:
-                heavy += _may_still_generate(request) > HEAVY_TOKENS
+                heavy += _may_still_generate(request) > HEAVY_DECODE_TOKENS
                 if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
                     receiving += 1
                     continue
@@ -157,7 +155,7 @@ class PoolScheduling:
                 if not _comes_with_kv(request):
                     queued_prefill_tokens += max(0, request.num_prompt_tokens - request.num_computed_tokens)
         for request in self.running:
-            heavy += _may_still_generate(request) > HEAVY_TOKENS
+            heavy += _may_still_generate(request) > HEAVY_DECODE_TOKENS
             running_tokens += request.num_computed_tokens
             queued_prefill_tokens += max(0, request.num_prompt_tokens - request.num_computed_tokens)
         for request_id, blocks in self._held.items():
