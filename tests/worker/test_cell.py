@@ -10,8 +10,9 @@ import pytest
 
 from headrace_core.api.names import Role
 from headrace_worker.engine import cell as module
-from headrace_worker.engine.cell import EngineCell, TornCellError
+from headrace_worker.engine.cell import EngineCell
 from headrace_worker.engine.interface import EngineState
+from headrace_worker.errors import TornCellError
 
 STATE = EngineState(*range(10, 10 + len(fields(EngineState))))
 

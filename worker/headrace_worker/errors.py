@@ -3,6 +3,7 @@
 WorkerError
 ├── SettingsError     the environment describes no worker that can run
 ├── StartError        the engine started, and does not answer as it should
+├── TornCellError    the engine's process died while it wrote its state
 ├── RequestError      a request ends with an error answer, before anything of the answer is out
 └── ClientGone        nobody is there to read an answer
 """
@@ -24,6 +25,10 @@ class SettingsError(WorkerError):
 
 class StartError(WorkerError):
     """The engine is up, but its first forward pass failed. The message says how."""
+
+
+class TornCellError(WorkerError):
+    """A record of the cell stayed half-written: the process that writes it died at that moment, or never wrote."""
 
 
 class RequestError(WorkerError):

@@ -18,6 +18,7 @@ from typing import Final
 
 from headrace_core.api.names import Role
 from headrace_worker.engine.interface import EngineState
+from headrace_worker.errors import TornCellError
 
 ENV_CELL: Final = "HEADRACE_ENGINE_CELL"
 """Path of the cell's file: set by the server for the engine's processes, which may be forked or spawned."""
@@ -30,10 +31,6 @@ _STATE_RECORD: Final = struct.Struct(f"@{len(fields(EngineState))}Q")
 _CHECKSUM: Final = struct.Struct("@I")
 _READ_TIMEOUT_S: Final = 1.0
 """A record is written in microseconds. One that is torn for so long was left by a writer that died."""
-
-
-class TornCellError(Exception):
-    """A record stayed half-written: the process that writes it died at that moment, or never wrote."""
 
 
 class EngineCell:
