@@ -68,8 +68,7 @@ class RoleChanger:
     async def _change(self) -> None:
         door = self._door
         while door.standing.phase is Phase.DRAINING:
-            # The engine is asked last: what the door no longer counts, the engine has published by then.
-            is_drained = door.in_flight == 0 and self._engine.state().is_drained
+            is_drained = door.is_drained(self._engine.state())
             door.standing = role.drain(door.standing, is_drained=is_drained, now_s=self._clock())
             if door.standing.phase is Phase.DRAINING:
                 await asyncio.sleep(self._drain_poll_s)

@@ -84,7 +84,10 @@ class Door:
         self._update()
 
     def is_drained(self, state: EngineState) -> bool:
-        """Whether nothing is left of the work: not between door and engine, not in the engine, not held for others."""
+        """Whether nothing is left of the work: not between door and engine, not in the engine, not held for others.
+
+        What has left the door, the engine has published before; so `state` must be the newest one.
+        """
         return not self.in_flight and state.is_drained
 
     @property
