@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import math
 from heapq import heappop, heappush
-from typing import final
+from typing import Final, final
 
 from headrace_core.perf.costs import StepCosts
+from headrace_core.policy.length import next_bound
 from headrace_core.sim.request import KvCache, SimRequest
+
+MOST_TOKENS: Final = 1 << 60
+"""Workloads carry no `max_tokens`."""
 
 
 @final
@@ -151,7 +155,7 @@ class Batch:
             elif end <= self.step:
                 heappop(ends)
                 generated = request.generated_tokens + self.step - request.join_step
-                request.bound_tokens = (generated // self._granularity + 1) * self._granularity
+                request.bound_tokens = next_bound(generated, self._granularity, MOST_TOKENS)
                 heappush(ends, (request.join_step + request.remaining_bound(), number))
             else:
                 return end - self.step
@@ -160,7 +164,7 @@ class Batch:
     def _rebucket(self, request: SimRequest) -> None:
         """A request that has passed the bound of its bucket is expected to end with the next one."""
         if request.generated_tokens >= request.bound_tokens:
-            request.bound_tokens = (request.generated_tokens // self._granularity + 1) * self._granularity
+            request.bound_tokens = next_bound(request.generated_tokens, self._granularity, MOST_TOKENS)
 
     def blocks_opened(self, first: int, steps: int) -> int:
         """Blocks that open after each of `steps` steps, from the one `first` steps ahead on, if all go on."""

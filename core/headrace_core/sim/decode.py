@@ -14,7 +14,7 @@ from headrace_core.policy.admission import Admission, DecodeMemory
 from headrace_core.sim.batch import Batch
 from headrace_core.sim.outcome import Status
 from headrace_core.sim.request import KvCache, SimRequest, Surroundings
-from headrace_core.sim.scenario import Colocation, Scenario
+from headrace_core.sim.scenario import Colocation, Duty, Scenario
 from headrace_core.sim.turns import Turns
 
 
@@ -75,13 +75,13 @@ class DecodeReplica:
     __slots__ = (
         "_around",
         "_budget",
-        "_colocation",
         "_committed",
         "_ladder",
         "_limits_ms",
         "_memory",
         "_policy",
         "_prefill_limit",
+        "_prompts_first",
         "_residents_by_class",
         "busy_ms",
         "costs",
@@ -118,7 +118,9 @@ class DecodeReplica:
         self._around = around
         self._policy = rules.admission
         self._budget = rules.token_budget
-        self._colocation = scenario.colocation
+        self._prompts_first = scenario.colocation is Colocation.PREFILL_FIRST and any(
+            pool.duty is Duty.COLOCATED for pool in scenario.pools
+        )
         self._prefill_limit = scenario.prefill.limit_tokens
         deflection = scenario.deflection
         self._ladder = deflection.ladder if deflection is not None else (rules.token_budget,)
@@ -272,7 +274,7 @@ class DecodeReplica:
 
     def _end_pass(self, lane: Lane, now_ms: float) -> None:
         """Prompt tokens were computed; a request whose context is complete has one more token."""
-        if lane.batch.size > 0 and lane.stalled_ms == 0.0 and self._stalls():
+        if lane.batch.size > 0 and lane.stalled_ms == 0.0 and self._prompts_first:
             lane.stalled_ms = now_ms - lane.start_ms
         pieces, lane.pieces = lane.pieces, []
         for request, tokens in pieces:
@@ -294,9 +296,6 @@ class DecodeReplica:
                 self._finish(request, request.context_tokens(), now_ms)
             else:
                 lane.ready.append(request)
-
-    def _stalls(self) -> bool:
-        return self._colocation is Colocation.PREFILL_FIRST
 
     def _finish(self, request: SimRequest, held_tokens: int, now_ms: float) -> None:
         """The request has its last token."""
@@ -332,7 +331,8 @@ class DecodeReplica:
                 return
             self.waiting.popleft()
             self.kv.take(self.kv.blocks(context + 1), now_ms)
-            request.admitted_ms = now_ms
+            if request.preemptions == 0:
+                request.admitted_ms = now_ms
             self._committed.append(request)
             self._start_getting_kv(request, now_ms, lane)
 
@@ -406,7 +406,7 @@ class DecodeReplica:
     def _plan_pass(self, lane: Lane, now_ms: float) -> bool:
         """Plan a pass with prompt tokens, and with the batch unless prompts go first; False where none may ride."""
         batch = lane.batch
-        stalls = self._stalls()
+        stalls = self._prompts_first
         pieces = self._whole_prompts(lane) if stalls else self._chunks(lane)
         if not pieces:
             return False

@@ -40,10 +40,18 @@ def pool(duty: Duty, workers: int = 1, *, costs: StepCosts = COSTS, kv_blocks: i
 
 
 def cluster(
-    prefill: int = 1, decode: int = 1, *, kv_blocks: int = 4000, rules: DecodeRules | None = None, **changes: Any
+    prefill_workers: int = 1,
+    decode_workers: int = 1,
+    *,
+    kv_blocks: int = 4000,
+    rules: DecodeRules | None = None,
+    **changes: Any,
 ) -> Scenario:
     """So many workers of each duty; `rules` are those of the decode workers."""
-    pools = (pool(Duty.PREFILL, prefill, kv_blocks=1 << 40), pool(Duty.DECODE, decode, kv_blocks=kv_blocks))
+    pools = (
+        pool(Duty.PREFILL, prefill_workers, kv_blocks=1 << 40),
+        pool(Duty.DECODE, decode_workers, kv_blocks=kv_blocks),
+    )
     fields: dict[str, Any] = {"pools": pools, "slos": (SLO,), "network": NETWORK, "prefill": WHOLE}
     return Scenario(**fields | {"decode": rules or DecodeRules()} | changes)
 
