@@ -97,7 +97,11 @@ def lowest(caps: list[Cap]) -> Cap:
 
 def prefill_cap(instance: Instance, work: Work) -> Cap:
     """Of one prefill worker: passes as full as the rules allow, one entering as soon as the last has left a stage."""
-    request_ms = _prefill_request_ms(instance.costs, work)
+    costs = instance.costs
+    fixed_ms = costs.stage_ms(0, 0.0, 0, 0)
+    token_ms = costs.stage_ms(1, 0.0, 0, 0) - fixed_ms
+    square_ms = costs.prefill_square_ms / costs.stages
+    request_ms = token_ms * work.prompt_tokens + square_ms * work.prompt_squares + fixed_ms * work.passes
     return Cap(1000.0 / request_ms if request_ms > 0 else math.inf, Resource.PREFILL_COMPUTE)
 
 
@@ -117,7 +121,7 @@ def decode_caps(instance: Instance, rules: DecodeRules, work: Work, tpot_ms: flo
     `tpot_ms` is the loosest TPOT of the classes; it binds for targets above MAJORITY, and only if the requests of one
     token, which have no TPOT, are too few to meet the target by themselves.
     """
-    return _batch_caps(instance, rules, work, tpot_ms if _tpot_binds(work, target) else math.inf, request_ms=0.0)
+    return _batch_caps(instance, rules, work, tpot_ms if _tpot_binds(work, target) else math.inf, 0.0)
 
 
 def colocated_caps(
@@ -127,10 +131,16 @@ def colocated_caps(
 
     `mixed`: chunks ride on the steps, else they run alone.
     """
-    request_ms = _prefill_request_ms(instance.costs, work, rides=mixed)
-    caps = _batch_caps(instance, rules, work, tpot_ms if _tpot_binds(work, target) else math.inf, request_ms)
-    if request_ms > 0:
-        caps.append(Cap(1000.0 / request_ms, Resource.PREFILL_COMPUTE))
+    costs = instance.costs
+    base_ms = costs.prefill_ms(0, 0.0)
+    prompt_ms = (
+        costs.prefill_ms(1, 0.0) - base_ms
+    ) * work.prompt_tokens + costs.prefill_square_ms * work.prompt_squares
+    if not mixed:
+        prompt_ms += base_ms * work.passes
+    caps = _batch_caps(instance, rules, work, tpot_ms if _tpot_binds(work, target) else math.inf, prompt_ms)
+    if prompt_ms > 0:
+        caps.append(Cap(1000.0 * costs.stages / prompt_ms, Resource.PREFILL_COMPUTE))
     return caps
 
 
@@ -138,87 +148,62 @@ def _tpot_binds(work: Work, target: float) -> bool:
     return target > MAJORITY and 1.0 - work.decoding_share < target
 
 
-def _prefill_request_ms(costs: StepCosts, work: Work, *, rides: bool = False) -> float:
-    """Time of a stage that a request takes at least, its share of the fixed cost of passes included.
+def _batch_caps(instance: Instance, rules: DecodeRules, work: Work, tpot_ms: float, prompt_ms: float) -> list[Cap]:
+    """Little's law over the decode batch: rate = batch / (tokens a request * time a step), for the largest batch.
 
-    `rides`: the prompts come with decode steps, which pay that fixed cost.
+    A worker has a lane for each pipeline stage, each with a batch of its own. `prompt_ms` of prompt work comes with
+    each request that ends.
     """
-    fixed_ms = costs.stage_ms(0, 0.0, 0, 0)
-    token_ms = costs.stage_ms(1, 0.0, 0, 0) - fixed_ms
-    square_ms = costs.prefill_square_ms / costs.stages
-    own_ms = token_ms * work.prompt_tokens + square_ms * work.prompt_squares
-    return own_ms if rides else own_ms + fixed_ms * work.passes
-
-
-def _batch_caps(instance: Instance, rules: DecodeRules, work: Work, tpot_ms: float, request_ms: float) -> list[Cap]:
-    """Little's law over the decode batch: rate = batch / (tokens a request * time a step), for the largest batch."""
     if work.decode_tokens == 0:
         return [Cap(math.inf, Resource.DECODE_STEP)]
+    lanes = instance.costs.stages
     kv_tokens = instance.kv_blocks * instance.block_tokens
-    context_tokens = work.context_tokens
     if rules.max_batch_tokens:
-        kv_tokens = min(kv_tokens, rules.max_batch_tokens * instance.costs.stages)
+        kv_tokens = min(kv_tokens, rules.max_batch_tokens * lanes)
+    steps = _Steps(instance.costs, work, prompt_ms, rules.max_running / lanes)
     bounds = [
-        (_batch_within(instance.costs, work, tpot_ms, request_ms, rules.max_running), Resource.DECODE_STEP),
-        (kv_tokens / context_tokens, Resource.DECODE_KV),
-        (float(rules.max_running), Resource.DECODE_SLOTS),
+        (steps.batch_within(tpot_ms), Resource.DECODE_STEP),
+        (kv_tokens / work.context_tokens / lanes, Resource.DECODE_KV),
+        (rules.max_running / lanes, Resource.DECODE_SLOTS),
     ]
-    return [
-        Cap(_best_rate(instance.costs, work, min(batch, rules.max_running), request_ms), resource)
-        for batch, resource in bounds
-    ]
+    return [Cap(lanes * steps.best_per_ms(batch) / work.decode_tokens * 1000.0, resource) for batch, resource in bounds]
 
 
-def _batch_within(costs: StepCosts, work: Work, tpot_ms: float, request_ms: float, most: int) -> float:
-    """The largest batch whose step, with the prompts that ride on it, is within `tpot_ms`; a fraction between two."""
-    if tpot_ms == math.inf:
-        return float(most)
-    largest = 0.0
-    before_ms = _step_ms(costs, work, 1, request_ms)
-    if before_ms > tpot_ms:
-        return 0.0
-    for batch in range(1, most + 1):
-        step_ms = _step_ms(costs, work, batch, request_ms)
-        if step_ms <= tpot_ms:
-            largest = float(batch)
-        elif before_ms <= tpot_ms:
-            largest = batch - 1 + (tpot_ms - before_ms) / (step_ms - before_ms)
-        before_ms = step_ms
-    return largest
+@final
+class _Steps:
+    """The times in which each request of a lane gains one token, by the size of the batch."""
 
+    def __init__(self, costs: StepCosts, work: Work, prompt_ms: float, most: float) -> None:
+        self._most = most
+        share_ms = prompt_ms / work.decode_tokens
+        self._step_ms = [
+            costs.decode_ms(size, round(size * work.context_tokens)) + share_ms * size
+            for size in range(1, math.ceil(most) + 2)
+        ]
 
-def _best_rate(costs: StepCosts, work: Work, batch: float, request_ms: float) -> float:
-    """The highest rate of any batch up to `batch`: where the profile changes to its large fit, more may be slower."""
-    best = 0.0
-    for size in range(1, math.floor(batch) + 1):
-        best = max(best, size / _step_ms(costs, work, size, request_ms))
-    rest = batch - math.floor(batch)
-    if rest > 0:
-        lower, upper = math.floor(batch), math.floor(batch) + 1
-        upper_ms = _step_ms(costs, work, upper, request_ms)
-        lower_ms = _step_ms(costs, work, lower, request_ms) if lower else upper_ms
-        best = max(best, batch / (lower_ms + rest * (upper_ms - lower_ms)))
-    return best / work.decode_tokens * 1000.0
+    def at(self, batch: float) -> float:
+        """Of a mean batch of 1 or more: linear between two sizes."""
+        lower = math.floor(batch)
+        below_ms = self._step_ms[lower - 1]
+        return below_ms + (batch - lower) * (self._step_ms[lower] - below_ms)
 
+    def batch_within(self, limit_ms: float) -> float:
+        """The largest mean batch whose step is within a time, at most what may run; 0 where one request is too many."""
+        largest = 0.0
+        for size in range(1, math.ceil(self._most) + 1):
+            step_ms, next_ms = self._step_ms[size - 1], self._step_ms[size]
+            if step_ms <= limit_ms:
+                largest = size + (min(1.0, (limit_ms - step_ms) / (next_ms - step_ms)) if next_ms > limit_ms else 0.0)
+        return min(largest, self._most)
 
-def _step_ms(costs: StepCosts, work: Work, batch: int, request_ms: float) -> float:
-    """Time in which each request of a worker's batch gains one token.
-
-    The batch is spread over as many lanes as there are stages. The lanes follow one another by a stage each, and none
-    starts its next step before it has passed through all of them. `request_ms` of prompt work comes with each request
-    that ends, one in `decode_tokens` steps of each.
-    """
-    lane, fuller_lanes = divmod(batch, costs.stages)
-    stages_ms = fuller_lanes * _lane_ms(costs, work, lane + 1)
-    longest_ms = costs.decode_ms(lane + 1, round((lane + 1) * work.context_tokens)) if fuller_lanes else 0.0
-    if lane:
-        stages_ms += (costs.stages - fuller_lanes) * _lane_ms(costs, work, lane)
-        longest_ms = max(longest_ms, costs.decode_ms(lane, round(lane * work.context_tokens)))
-    return max(stages_ms, longest_ms) + request_ms * batch / work.decode_tokens
-
-
-def _lane_ms(costs: StepCosts, work: Work, requests: int) -> float:
-    return costs.stage_ms(0, 0.0, requests, round(requests * work.context_tokens))
+    def best_per_ms(self, batch: float) -> float:
+        """The most tokens a ms of any mean batch up to `batch`: where a profile changes to its fit for large batches,
+        more may be slower."""
+        batch = min(batch, self._most)
+        if batch < 1:
+            return batch / self._step_ms[0]
+        sizes: list[float] = [batch, *range(1, math.floor(batch) + 1)]
+        return max(size / self.at(size) for size in sizes)
 
 
 def floor_tpot_ms(costs: StepCosts, work: Work) -> float:

@@ -12,8 +12,10 @@ from headrace_core.planner.question import Layout, Question
 from headrace_core.planner.space import Shape, Space, network_between
 from headrace_core.planner.trial import Trial, requests_for
 from headrace_core.policy.chunking import Batching
-from headrace_core.sim.scenario import Duty, Instance, Network, Pool, PrefillRules, Scenario, Slo
+from headrace_core.sim.scenario import Colocation, Duty, Instance, Network, Pool, PrefillRules, Scenario, Slo
 
+REPORT_INTERVAL_MS: Final = 100.0
+"""How often workers report (T2)."""
 _AT_ONCE: Final = StepCosts(
     prefill_base_ms=0.0,
     prefill_token_ms=0.0,
@@ -89,31 +91,33 @@ def total_weight(question: Question, deployment: Deployment) -> float:
 def scenario_of(question: Question, space: Space, deployment: Deployment) -> Scenario:
     """The deployment to simulate; of a paired one a single unit."""
     rules = question.rules
-    if deployment.layout.colocation is not None:
-        side = deployment.sides[0]
-        return Scenario(
-            pools=(_pool("workers", Duty.COLOCATED, side.shape.instance, side.workers),),
-            slos=question.slos,
-            prefill=rules.prefill,
-            decode=replace(rules.decode, token_budget=deployment.token_budget),
-            colocation=deployment.layout.colocation,
-            dispatching=rules.dispatching,
-            prediction=rules.prediction,
-        )
-    prefill, decode = deployment.sides
-    paired = deployment.layout is Layout.PAIRED
+    pools = _pools(deployment)
+    # With one worker a side nobody chooses between any, so that no report matters.
+    chooses = rules.deflection is not None or any(pool.workers > 1 for pool in pools)
     return Scenario(
-        pools=(
-            _pool("prefill", Duty.PREFILL, prefill.shape.instance, 1 if paired else prefill.workers),
-            _pool("decode", Duty.DECODE, decode.shape.instance, 1 if paired else decode.workers),
-        ),
+        pools=pools,
         slos=question.slos,
         network=network_of(space, deployment),
         prefill=rules.prefill,
-        decode=rules.decode,
+        decode=replace(rules.decode, token_budget=deployment.token_budget),
+        colocation=deployment.layout.colocation or Colocation.MIXED,
         dispatching=rules.dispatching,
         prediction=rules.prediction,
-        deflection=rules.deflection,
+        deflection=None if deployment.layout.colocation else rules.deflection,
+        report_interval_ms=REPORT_INTERVAL_MS if chooses else math.inf,
+    )
+
+
+def _pools(deployment: Deployment) -> tuple[Pool, ...]:
+    duties = (Duty.COLOCATED,) if deployment.layout.colocation else (Duty.PREFILL, Duty.DECODE)
+    return tuple(
+        Pool(
+            name=duty.value.lower(),
+            duty=duty,
+            instance=side.shape.instance,
+            workers=side.workers // deployment.units,
+        )
+        for duty, side in zip(duties, deployment.sides, strict=True)
     )
 
 
@@ -129,11 +133,12 @@ def prefill_alone(question: Question, shape: Shape) -> Scenario:
     """One prefill worker whose requests end with their first token."""
     return Scenario(
         pools=(
-            _pool("prefill", Duty.PREFILL, shape.instance, 1),
-            _pool("decode", Duty.DECODE, replace(_ENDLESS, block_tokens=shape.instance.block_tokens), 1),
+            _one(Duty.PREFILL, shape.instance),
+            _one(Duty.DECODE, _ENDLESS),
         ),
         slos=tuple(Slo(ttft_ms=slo.ttft_ms, tpot_ms=math.inf, name=slo.name) for slo in question.slos),
         prefill=question.rules.prefill,
+        report_interval_ms=math.inf,
     )
 
 
@@ -141,18 +146,19 @@ def decode_alone(question: Question, shape: Shape) -> Scenario:
     """One decode worker whose requests come with their prefill done."""
     return Scenario(
         pools=(
-            _pool("prefill", Duty.PREFILL, replace(_ENDLESS, block_tokens=shape.instance.block_tokens), 1),
-            _pool("decode", Duty.DECODE, shape.instance, 1),
+            _one(Duty.PREFILL, _ENDLESS),
+            _one(Duty.DECODE, shape.instance),
         ),
         slos=tuple(Slo(ttft_ms=math.inf, tpot_ms=slo.tpot_ms, name=slo.name) for slo in question.slos),
         prefill=PrefillRules(batching=Batching.WHOLE_QUEUE, limit_tokens=1 << 40),
         decode=question.rules.decode,
         prediction=question.rules.prediction,
+        report_interval_ms=math.inf,
     )
 
 
-def _pool(name: str, duty: Duty, instance: Instance, workers: int) -> Pool:
-    return Pool(name=name, duty=duty, instance=instance, workers=workers)
+def _one(duty: Duty, instance: Instance) -> Pool:
+    return Pool(name=duty.value.lower(), duty=duty, instance=instance, workers=1)
 
 
 def caps_of(question: Question, space: Space, deployment: Deployment) -> list[Cap]:

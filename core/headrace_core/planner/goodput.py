@@ -16,11 +16,15 @@ from headrace_core.planner.trial import Trial, Verdict
 
 SCREEN_TOLERANCE: Final = 0.04
 """Relative width of the bracket that ends a screening bisection."""
-TOLERANCE: Final = 0.01
-"""The same for a replication. The root is then interpolated in the bracket."""
+TOLERANCE: Final = 0.03
+"""The same for a replication. The root is then interpolated in the bracket, unless a run at its end stopped early."""
+SHARP_TOLERANCE: Final = 0.01
+"""The same where nothing can be interpolated."""
+REPLICATION_FACTOR: Final = 3
+"""How much longer a run is that replicates than one that screens: near the cap queues take long to show."""
 WANTED_HALF_WIDTH: Final = 0.02
 """Relative half-width of the 95 % interval at which no more replications are needed."""
-LEAST_REPLICATIONS: Final = 4
+LEAST_REPLICATIONS: Final = 3
 MOST_REPLICATIONS: Final = 12
 FIRST_STEP: Final = 0.03
 """How far from the screened goodput a replication looks first, relative. It doubles until the goodput is enclosed."""
@@ -52,6 +56,10 @@ class Interval:
         """The upper end."""
         return self.mean + self.half_width
 
+    def times(self, factor: float) -> Interval:
+        """Of so many that share nothing."""
+        return Interval(mean=self.mean * factor, half_width=self.half_width * factor, replications=self.replications)
+
 
 @final
 @dataclass(slots=True)
@@ -70,10 +78,15 @@ class Bracket:
         else:
             self.high, self.high_verdict = rate, verdict
 
+    @property
+    def interpolates(self) -> bool:
+        """Whether the shares at both ends are known."""
+        return self.low_verdict is not None and self.high_verdict is not None and not self.high_verdict.stopped_early
+
     def root(self) -> float:
         """Where the share crosses the target: on the line between the ends, or in the middle where one is not known."""
         low, high = self.low_verdict, self.high_verdict
-        if low is None or high is None or high.stopped_early or low.share <= high.share:
+        if low is None or high is None or not self.interpolates or low.share <= high.share:
             return (self.low + self.high) / 2
         return self.low + (self.high - self.low) * (low.share - low.target) / (low.share - high.share)
 
@@ -112,9 +125,14 @@ class Candidate:
             return 0.75 * self.cap_per_s
         return (self.bracket.low + self.bracket.high) / 2
 
-    def at(self, rate: float, replication: int = 0) -> Trial:
-        """The trial at a rate."""
-        return replace(self.trial, rate_per_s=rate, replication=replication)
+    def screening(self, rate: float) -> Trial:
+        """The trial at a rate, to screen."""
+        return replace(self.trial, rate_per_s=rate)
+
+    def replicating(self, rate: float, replication: int) -> Trial:
+        """A longer one, with other arrivals for each replication."""
+        requests = self.trial.requests * REPLICATION_FACTOR
+        return replace(self.trial, rate_per_s=rate, replication=replication, requests=requests)
 
 
 def interval(values: Sequence[float]) -> Interval:
@@ -139,7 +157,7 @@ def screen(candidates: Sequence[Candidate], runner: Runner) -> None:
 def probe(candidates: Sequence[Candidate], runner: Runner) -> None:
     """One step of the bisection of each, side by side."""
     rates = [candidate.next_rate() for candidate in candidates]
-    verdicts = runner.run([candidate.at(rate) for candidate, rate in zip(candidates, rates, strict=True)])
+    verdicts = runner.run([candidate.screening(rate) for candidate, rate in zip(candidates, rates, strict=True)])
     for candidate, rate, verdict in zip(candidates, rates, verdicts, strict=True):
         candidate.bracket.learn(rate, verdict)
 
@@ -153,7 +171,10 @@ def replicate(candidates: Sequence[Candidate], replications: int, runner: Runner
     while open_ones:
         rates = [search.next_rate() for search in open_ones]
         verdicts = runner.run(
-            [search.candidate.at(rate, search.replication) for search, rate in zip(open_ones, rates, strict=True)]
+            [
+                search.candidate.replicating(rate, search.replication)
+                for search, rate in zip(open_ones, rates, strict=True)
+            ]
         )
         for search, rate, verdict in zip(open_ones, rates, verdicts, strict=True):
             search.learn(rate, verdict)
@@ -195,9 +216,9 @@ class _Search:
 
     @property
     def done(self) -> bool:
-        return self.bracket.high - self.bracket.low <= max(
-            TOLERANCE * self.bracket.high, NOTHING * self.candidate.cap_per_s
-        )
+        bracket = self.bracket
+        tolerance = TOLERANCE if bracket.interpolates else SHARP_TOLERANCE
+        return bracket.high - bracket.low <= max(tolerance * bracket.high, NOTHING * self.candidate.cap_per_s)
 
     def next_rate(self) -> float:
         low_known = self.bracket.low_verdict is not None

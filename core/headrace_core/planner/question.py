@@ -72,7 +72,8 @@ class Question:
     """Requests/s to be served, as cheaply as can be. None: as many as `gpus` can serve."""
     gpus: int | None = None
     """GPUs that there are, over all accelerators. None: as many as it takes."""
-    layouts: tuple[Layout, ...] = (Layout.APART, Layout.PAIRED, Layout.MIXED, Layout.PREFILL_FIRST)
+    layouts: tuple[Layout, ...] = DISAGGREGATED
+    """Disaggregated layouts to search. Colocated workers are searched in any case, to compare with."""
     rules: Rules = field(default_factory=Rules)
     work: Work = field(init=False)
     """The means of the traffic's lengths."""
@@ -116,5 +117,8 @@ def _checks(question: Question) -> list[tuple[str, bool]]:
             "lengths: no answer has a second token, so there is nothing to decode; give lengths with longer answers",
             max(outputs) < 2,  # noqa: PLR2004 - the second token
         ),
-        ("layouts: name at least one", not question.layouts),
+        (
+            "layouts: name Apart, Paired or both",
+            not question.layouts or any(layout.colocation for layout in question.layouts),
+        ),
     ]

@@ -2,7 +2,7 @@
 
 The method is ours. Each candidate has a bracket, from the rate that is known to hold to the one that does not; the
 first upper end is its analytic cap. The candidate that could still be the cheapest is narrowed next, and one that could
-not be among the SURVIVORS cheapest even at its upper end is dropped. What remains is replicated until the intervals are
+not be among the survivors even at its upper end is dropped. What remains is replicated until the intervals are
 narrow.
 """
 
@@ -19,7 +19,7 @@ from headrace_core.planner.runner import BATCH, Runner
 SCREEN_ERROR: Final = 0.05
 """By how much one replication's goodput may be off: a bracket is taken to be that much wider, relative."""
 SURVIVORS: Final = 2
-"""Candidates that no pruning takes away: the best and a runner-up."""
+"""Candidates that no pruning takes away, if the caller has no other wish: the best and a runner-up."""
 FINALISTS: Final = 3
 """Candidates that are replicated, at most."""
 
@@ -48,24 +48,27 @@ class Contender:
         return self.weight / goodput if rate_per_s is None else self.weight * math.ceil(rate_per_s / goodput - 1e-9)
 
 
-def race(contenders: Sequence[Contender], rate_per_s: float | None, runner: Runner) -> list[Contender]:
+def race(
+    contenders: Sequence[Contender], rate_per_s: float | None, runner: Runner, *, survivors: int = SURVIVORS
+) -> list[Contender]:
     """The best contenders, at most FINALISTS, cheapest first, their goodput replicated; none if none meets the SLO."""
-    alive = _screened(list(contenders), rate_per_s, runner)
+    alive = _screened(list(contenders), rate_per_s, runner, survivors)
     alive.sort(key=lambda one: (one.cost(one.candidate.bracket.root(), rate_per_s), one.index))
     alive = alive[:FINALISTS]
     replicate([one.candidate for one in alive], LEAST_REPLICATIONS, runner)
     while True:
-        alive = _undecided(alive, rate_per_s)
+        alive = _undecided(alive, rate_per_s, survivors)
         rough = [one.candidate for one in alive if not settled(one.candidate)]
         if not rough:
             return sorted(alive, key=lambda one: (one.cost(_mean(one), rate_per_s), one.index))
         replicate(rough, 2, runner)
 
 
-def _screened(alive: list[Contender], rate_per_s: float | None, runner: Runner) -> list[Contender]:
+def _screened(alive: list[Contender], rate_per_s: float | None, runner: Runner, survivors: int) -> list[Contender]:
     """Those that could be the best by one bisection each, the most promising narrowed first."""
     while True:
-        limit = _limit([one.whole_cost(one.candidate.bracket.low * (1 - SCREEN_ERROR), rate_per_s) for one in alive])
+        costs = [one.whole_cost(one.candidate.bracket.low * (1 - SCREEN_ERROR), rate_per_s) for one in alive]
+        limit = _limit(costs, survivors)
         alive = [one for one in alive if not one.candidate.hopeless and _least(one, rate_per_s) <= limit]
         rough = [one for one in alive if not one.candidate.screened]
         if not rough:
@@ -81,16 +84,16 @@ def _least(one: Contender, rate_per_s: float | None) -> float:
     return one.cost(bracket.high * (1 + SCREEN_ERROR) if tried else bracket.high, rate_per_s)
 
 
-def _undecided(alive: list[Contender], rate_per_s: float | None) -> list[Contender]:
+def _undecided(alive: list[Contender], rate_per_s: float | None, survivors: int) -> list[Contender]:
     """Without those that are dearer than the survivors at the favourable end of their interval."""
     ends = {one.index: interval(one.candidate.roots) for one in alive}
-    limit = _limit([one.whole_cost(ends[one.index].low, rate_per_s) for one in alive])
+    limit = _limit([one.whole_cost(ends[one.index].low, rate_per_s) for one in alive], survivors)
     return [one for one in alive if one.cost(ends[one.index].high, rate_per_s) <= limit]
 
 
-def _limit(costs: list[float]) -> float:
+def _limit(costs: list[float], survivors: int) -> float:
     """The cost of the last survivor: what is surely dearer has no place."""
-    return sorted(costs)[SURVIVORS - 1] if len(costs) >= SURVIVORS else math.inf
+    return sorted(costs)[survivors - 1] if len(costs) >= survivors else math.inf
 
 
 def _mean(one: Contender) -> float:

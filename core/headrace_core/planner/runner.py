@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import copyreg
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import fields
 from types import TracebackType
-from typing import Protocol, Self, final
+from typing import Any, Protocol, Self, final
 
-from headrace_core.planner.trial import Simulate, Trial, Verdict, run, unit_workload
+from headrace_core.planner.trial import Simulate, Trial, Verdict, drawn, run
+from headrace_core.policy.deflection import DeflectionSettings
+from headrace_core.sim.scenario import (
+    DecodeRules,
+    Instance,
+    Network,
+    Pool,
+    Prediction,
+    PrefillRules,
+    Scenario,
+    Slo,
+)
 from headrace_core.sim.traffic import Traffic
 from headrace_core.sim.workload import Workload
 
@@ -82,14 +95,14 @@ class _Bench:
     def __init__(self, traffic: Traffic, simulate: Simulate) -> None:
         self._traffic = traffic
         self._simulate = simulate
-        self._drawn: dict[tuple[object, ...], Workload] = {}
+        self._drawn: dict[tuple[int, int], Workload] = {}
 
     def one(self, trial: Trial) -> Verdict:
         """One trial. What arrives is drawn once and kept."""
-        key = (trial.requests, trial.replication, trial.prompt_factor, trial.output_factor, trial.prefill_only)
+        key = (trial.requests, trial.replication)
         unit = self._drawn.get(key)
         if unit is None:
-            unit = self._drawn[key] = unit_workload(trial, self._traffic)
+            unit = self._drawn[key] = drawn(self._traffic, *key)
         return run(trial, unit, self._simulate)
 
 
@@ -103,3 +116,27 @@ def _prepare(traffic: Traffic, simulate: Simulate) -> None:
 
 def _one(trial: Trial) -> Verdict:
     return _bench[0].one(trial)
+
+
+def _taken_apart(value: Any) -> tuple[Any, ...]:
+    return _put_together, (type(value), {one.name: getattr(value, one.name) for one in fields(value) if one.init})
+
+
+def _put_together(kind: Callable[..., object], values: dict[str, object]) -> object:
+    return kind(**values)
+
+
+# Compiled frozen classes cannot be unpickled: their own __setstate__ sets fields, and those are frozen.
+for _kind in (
+    DecodeRules,
+    DeflectionSettings,
+    Instance,
+    Network,
+    Pool,
+    Prediction,
+    PrefillRules,
+    Scenario,
+    Slo,
+    Traffic,
+):
+    copyreg.pickle(_kind, _taken_apart)

@@ -7,7 +7,7 @@ layouts that are searched in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -15,7 +15,7 @@ from headrace_core.planner.caps import floor_tpot_ms, floor_ttft_ms, lowest
 from headrace_core.planner.deployment import Deployment, caps_of, total_weight, trial_of
 from headrace_core.planner.errors import PlanError
 from headrace_core.planner.goodput import Candidate, Interval, measure
-from headrace_core.planner.question import Layout, Question
+from headrace_core.planner.question import COLOCATED, Layout, Question
 from headrace_core.planner.runner import Runner
 from headrace_core.planner.settle import Assessment, settle, within
 from headrace_core.planner.sides import Alone, apart_plans
@@ -48,11 +48,11 @@ class Results:
     alone: tuple[Alone, ...]
     """What the finalists of Algorithm 1 serve by themselves."""
     without: tuple[Layout, ...]
-    """Layouts of which no plan serves the rate with the GPUs that there are, or any rate at all."""
+    """Layouts asked for of which no plan serves the rate with the GPUs that there are, or any rate at all."""
 
 
 def search(question: Question, space: Space, runner: Runner, announce: Callable[[str], None] | None = None) -> Results:
-    """All layouts of the question. `announce` is told which one is being looked at.
+    """The layouts of the question, and colocated workers. `announce` is told which one is being looked at.
 
     Raises:
         PlanError: an SLO lies under the floor of every shape.
@@ -65,33 +65,46 @@ def search(question: Question, space: Space, runner: Runner, announce: Callable[
         if announce is not None:
             announce(layout.value)
         if layout is Layout.APART:
-            plans, alone = apart_plans(question, space, runner)
+            apart, alone = apart_plans(question, space, runner)
+            plans = [(plan, None) for plan in apart]
+            whole = _whole(question, space, plans, runner)
         else:
-            units = (
-                paired_units(question, space) if layout is Layout.PAIRED else colocated_units(question, space, layout)
-            )
-            plans = unit_plans(question, space, units, runner)
-        whole = _whole(question, space, plans, runner)
+            pairs = unit_plans(question, space, paired_units(question, space), runner, survivors=2)
+            whole = _whole(question, space, [(pair.deployment, pair.unit_goodput) for pair in pairs], runner)
         found.extend(whole)
         if not whole:
             without.append(layout)
+    if announce is not None:
+        announce("Colocated")
+    colocated = unit_plans(question, space, colocated_units(question, space, COLOCATED), runner, survivors=1)
+    found.extend(_whole(question, space, [(one.deployment, None) for one in colocated[:1]], runner))
     found.sort(key=lambda one: better_first(question, one))
     return Results(found=tuple(found), alone=tuple(alone), without=tuple(without))
 
 
-def _whole(question: Question, space: Space, plans: list[Deployment], runner: Runner) -> list[Found]:
-    """Simulates the most promising plans as a whole, and finds how many workers they need."""
+def _whole(
+    question: Question, space: Space, plans: Sequence[tuple[Deployment, Interval | None]], runner: Runner
+) -> list[Found]:
+    """Simulates the most promising plans as a whole, and finds how many workers they need.
+
+    With a plan comes the goodput of its units where they share nothing, as pairs do: it says all of many. Colocated
+    workers share the requests.
+    """
     found: list[Found] = []
-    for plan in plans[:WHOLE_PLANS]:
-        now, assessment = plan, None
+    for plan, unit_goodput in plans[:WHOLE_PLANS]:
+        now, assessment, holds_per_s = plan, None, 0.0
         if question.rate_per_s is not None:
             settled = settle(question, space, plan, runner)
             if settled is None:
                 continue
             now, assessment = settled
+            holds_per_s = question.rate_per_s
         elif not within(question, plan):
             continue
-        goodput = measured(question, space, now, runner)
+        if unit_goodput is not None:
+            goodput = unit_goodput.times(now.units)
+        else:
+            goodput = measured(question, space, now, runner, holds_per_s=holds_per_s)
         if goodput.mean > 0:
             found.append(Found(deployment=now, goodput=goodput, assessment=assessment))
     return found
@@ -122,13 +135,16 @@ def check_floors(question: Question, space: Space) -> None:
         )
 
 
-def measured(question: Question, space: Space, deployment: Deployment, runner: Runner) -> Interval:
-    """The goodput of a whole deployment."""
-    cap_per_s = lowest(caps_of(question, space, deployment)).rate_per_s
-    trial = trial_of(question, space, deployment, question.rate_per_s or cap_per_s)
-    unit = measure(Candidate(trial=trial, cap_per_s=cap_per_s / deployment.units), runner)
+def measured(
+    question: Question, space: Space, deployment: Deployment, runner: Runner, *, holds_per_s: float = 0.0
+) -> Interval:
+    """The goodput of a whole deployment, which is known to hold `holds_per_s`."""
     units = deployment.units
-    return Interval(mean=unit.mean * units, half_width=unit.half_width * units, replications=unit.replications)
+    cap_per_s = lowest(caps_of(question, space, deployment)).rate_per_s
+    trial = trial_of(question, space, deployment, holds_per_s or cap_per_s)
+    candidate = Candidate(trial=trial, cap_per_s=cap_per_s / units)
+    candidate.bracket.low = holds_per_s / units
+    return measure(candidate, runner).times(units)
 
 
 def better_first(question: Question, found: Found) -> tuple[float, float]:

@@ -18,8 +18,9 @@ from headrace_core.planner.runner import Runner
 from headrace_core.planner.space import Space
 from headrace_core.planner.trial import Trial, Verdict
 
-FIRST_REPLICATIONS: Final = 4
-MOST_REPLICATIONS: Final = 12
+FIRST_REPLICATIONS: Final = 3
+MORE_REPLICATIONS: Final = 2
+MOST_REPLICATIONS: Final = 11
 MOST_CHANGES: Final = 24
 """How often workers are added, at most."""
 SPAN: Final = 16
@@ -43,7 +44,7 @@ def assess(trial: Trial, runner: Runner) -> Assessment:
     """Replicates a trial at its rate until its share is told apart from the target."""
     verdicts: list[Verdict] = []
     while True:
-        count = FIRST_REPLICATIONS if not verdicts else FIRST_REPLICATIONS // 2
+        count = FIRST_REPLICATIONS if not verdicts else MORE_REPLICATIONS
         verdicts += runner.run([replace(trial, replication=len(verdicts) + number) for number in range(count)])
         share = interval([verdict.share for verdict in verdicts])
         certain = abs(share.mean - trial.target) > share.half_width

@@ -7,35 +7,51 @@ leaves a node. The colocated workers with their parallelism searched are the pap
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
 
 from headrace_core.perf.costs import StepCosts
 from headrace_core.planner.caps import Work, lowest
 from headrace_core.planner.deployment import Deployment, Side, caps_of, total_weight, trial_of
-from headrace_core.planner.goodput import Candidate, interval
+from headrace_core.planner.goodput import Candidate, Interval, interval
 from headrace_core.planner.question import BUDGETS, Layout, Question
 from headrace_core.planner.race import Contender, race
 from headrace_core.planner.runner import Runner
 from headrace_core.planner.space import Shape, Space
 
 
-def unit_plans(question: Question, space: Space, units: Sequence[Deployment], runner: Runner) -> list[Deployment]:
-    """As many of the best units as the rate takes or the GPUs allow, the best first."""
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitPlan:
+    """A number of equal units."""
+
+    deployment: Deployment
+    unit_goodput: Interval
+    """Of one."""
+
+
+def unit_plans(
+    question: Question, space: Space, units: Sequence[Deployment], runner: Runner, survivors: int
+) -> list[UnitPlan]:
+    """As many of the best units as the rate takes or the GPUs allow, the best first, `survivors` at least."""
     contenders: list[Contender] = []
     for index, unit in enumerate(units):
         cap_per_s = lowest(caps_of(question, space, unit)).rate_per_s
         candidate = Candidate(trial=trial_of(question, space, unit, cap_per_s or 1.0), cap_per_s=cap_per_s)
         contenders.append(Contender(candidate=candidate, weight=total_weight(question, unit), index=index))
-    plans: list[Deployment] = []
-    for one in race(contenders, question.rate_per_s, runner):
-        unit, goodput = units[one.index], interval(one.candidate.roots).mean
+    plans: list[UnitPlan] = []
+    for one in race(contenders, question.rate_per_s, runner, survivors=survivors):
+        unit, goodput = units[one.index], interval(one.candidate.roots)
         if question.rate_per_s is not None:
-            count = math.ceil(question.rate_per_s / goodput - 1e-9)
+            count = math.ceil(question.rate_per_s / goodput.mean - 1e-9)
         else:
             count = (question.gpus or 0) // unit.gpus
         if count:
-            plans.append(unit.with_workers(*(count for _ in unit.sides)))
+            deployment = unit.with_workers(*(count for _ in unit.sides))
+            plans.append(UnitPlan(deployment=deployment, unit_goodput=goodput))
     return plans
 
 
@@ -51,10 +67,10 @@ def paired_units(question: Question, space: Space) -> list[Deployment]:
     return units
 
 
-def colocated_units(question: Question, space: Space, layout: Layout) -> list[Deployment]:
+def colocated_units(question: Question, space: Space, layouts: Sequence[Layout]) -> list[Deployment]:
     """Each shape as a colocated worker; with mixed steps, for a large token budget and for one within the TPOT."""
     units: list[Deployment] = []
-    for shape in space.shapes:
+    for shape, layout in itertools.product(space.shapes, layouts):
         budgets = [question.rules.decode.token_budget]
         if layout is Layout.MIXED:
             fitting = budget_within(shape.instance.costs, question.work, question.tpot_ms)
