@@ -31,6 +31,21 @@ def summary(actions: Sequence[Action]) -> list[str]:
     return lines
 
 
+DESIRED = {
+    "as specified": (True, 0, 3),
+    "one more": (True, 1, 4),
+    "never above the maximum": (True, 9, 5),
+    "never below the minimum": (True, -9, 2),
+    "a static pool does not move": (False, 1, 3),
+}
+
+
+@pytest.mark.parametrize(("elastic", "flipped", "desired"), DESIRED.values(), ids=DESIRED.keys())
+def test_desired_workers_of_a_pool(elastic: bool, flipped: int, desired: int) -> None:
+    one = pool("prefill", Role.PREFILL, 3, elastic=elastic, min_replicas=2, max_replicas=5)
+    assert one.desired(flipped) == desired
+
+
 @dataclass(frozen=True)
 class Case:
     name: str

@@ -73,7 +73,3 @@ class Metadata(BaseModel):
     uid: str = ""
     generation: int = 0
     resource_version: str = ""
-    creation_timestamp: AwareDatetime | None = None
-    deletion_timestamp: AwareDatetime | None = None
-    labels: dict[str, str] = Field(default_factory=dict)
-    annotations: dict[str, str] = Field(default_factory=dict)

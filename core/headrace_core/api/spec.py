@@ -160,11 +160,6 @@ class Parallelism(Model):
     pipeline: Degree = 1
     """Pipeline-parallel degree."""
 
-    @property
-    def gpus(self) -> int:
-        """GPUs of one worker."""
-        return self.tensor * self.pipeline
-
 
 Template = Annotated[dict[str, Any], open_object("metadata", "spec")]
 
@@ -206,12 +201,6 @@ class Pool(Model):
     def elastic(self) -> bool:
         """Whether flips may move workers into and out of the pool."""
         return self.scaling is Scaling.ELASTIC
-
-    def desired(self, flipped: int) -> int:
-        """Workers that the pool should have, given the net number flipped into it."""
-        if not self.elastic:
-            return self.replicas
-        return max(self.min_replicas, min(self.max_replicas, self.replicas + flipped))
 
 
 def bounded(least: str, most: str) -> Extra:
@@ -343,11 +332,3 @@ class ClusterSpec(Model):
     """The front door."""
     rollout: Rollout = Rollout()
     """How changes reach the workers."""
-
-    def pools_of(self, role: names.Role) -> tuple[Pool, ...]:
-        """The pools whose workers start in a role, in the order of the spec."""
-        return tuple(pool for pool in self.pools if pool.role.worker == role)
-
-    def pool(self, name: str) -> Pool | None:
-        """The pool of that name."""
-        return next((pool for pool in self.pools if pool.name == name), None)
