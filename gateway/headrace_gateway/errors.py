@@ -8,11 +8,12 @@ GatewayError
 │   └── WorkersFailed  every attempt failed
 ├── Retryable        this attempt failed and nothing has reached the client: another one may succeed
 │   ├── WorkerRefused  the worker takes no such work now
-│   ├── WorkerLost     the worker could not be reached, broke off, or failed
+│   ├── WorkerLost     the worker broke off, fell silent, or failed
+│   │   └── ConnectFailed  the worker could not be reached
 │   ├── KvUnavailable  the KV cannot be used: transfer failed, too old, or never held
 │   ├── NobodyAccepts  no worker of a needed role accepts now
 │   └── NoDecodeWorker the prefill worker's dispatcher named nobody, or all it named refused
-├── StreamBroken     a stream ended early after its first byte: v0 cannot take it up again
+├── StreamBroken     a stream ended early after its first byte, and is not taken up again
 ├── ClientGone       the client has closed its connection
 └── SettingsError    a setting is missing or malformed
 """
@@ -179,7 +180,7 @@ class NobodyAccepts(Retryable):
 
 
 class NoDecodeWorker(Retryable):
-    """Nobody to decode: the dispatcher named no one, or all refused."""
+    """Nobody to decode: the dispatcher named nobody, or all whom it named refused."""
 
     reason = "no_decode_worker"
     counts = False

@@ -68,9 +68,7 @@ class PodWatch:
                     log.info("listing the pods again: %s", reason)
                 except (client.ApiException, aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
                     failures += 1
-                    log.warning(
-                        "the API server does not answer: %s", str(error).partition("\n")[0] or type(error).__name__
-                    )
+                    log.warning("the pods cannot be watched: %s", str(error).partition("\n")[0] or type(error).__name__)
                 await asyncio.sleep(wait_s(failures, self._chance()))
 
     async def _list(self, pods: client.CoreV1Api) -> tuple[PodTable, str]:
