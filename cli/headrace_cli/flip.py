@@ -104,7 +104,8 @@ def _wait(kube: Kube, name: str, wait_s: float) -> dict[str, Any]:
         if time.monotonic() >= deadline_s:
             raise WaitTimeout(
                 f"InferenceFlip {name} is {flip_state(flip)} after {wait_s:g} s; it goes on. "
-                f"`headrace flips -n {kube.namespace}` shows it, and the operator's log says what it waits for."
+                f"`headrace flips -n {kube.namespace}` shows it, `kubectl describe iflip {name} -n {kube.namespace}` "
+                "what it waits for."
             )
         time.sleep(POLL_S)
 

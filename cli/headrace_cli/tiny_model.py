@@ -64,7 +64,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     make_tiny_model(arguments.directory)
-    print(f"a tiny model stands in {arguments.directory}")
+    print(f"wrote a tiny model to {arguments.directory}")
     return 0
 
 
