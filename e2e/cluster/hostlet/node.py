@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from e2e.cluster.build import KUBERNETES_VERSION
 from e2e.cluster.hostlet.events import Events
 from e2e.cluster.hostlet.kube import STRATEGIC_PATCH, Kube, KubeError, KubeRefused, KubeUnavailable, reflect
 from e2e.cluster.hostlet.objects import ObjectCache
@@ -28,7 +29,6 @@ Json = dict[str, Any]
 
 log = logging.getLogger(__name__)
 
-VERSION = "v1.36.3"
 _RETRY_S = 0.5
 _STATUS_EVERY_LEASES = 6
 _LEASE_DURATION_S = 40
@@ -85,7 +85,7 @@ def node_status(config: NodeConfig, since: float, now: float) -> Json:
             "containerRuntimeVersion": "hostlet://1",
             "kernelVersion": platform.release(),
             "kubeProxyVersion": "",
-            "kubeletVersion": VERSION,
+            "kubeletVersion": KUBERNETES_VERSION,
             "machineID": "",
             "operatingSystem": "linux",
             "osImage": "hostlet",

@@ -12,10 +12,14 @@ from typing import Any
 
 import aiohttp
 
+from e2e.cluster.build import KUBERNETES_VERSION
+
 Json = dict[str, Any]
 
 log = logging.getLogger(__name__)
 
+USER_AGENT = "kube-probe/" + ".".join(KUBERNETES_VERSION.removeprefix("v").split(".")[:2])
+"""As the kubelet of that version says: major and minor."""
 _OK_FROM, _OK_BELOW = 200, 400
 _SHOWN_BYTES = 10 * 1024
 
@@ -97,7 +101,7 @@ async def _http(handler: Json, target: Target, timeout_s: float | None) -> Outco
         return Outcome(False, f"no port is named {handler['port']!r}")
     host = handler.get("host") or target.address
     url = f"{handler.get('scheme', 'HTTP').lower()}://{host}:{port}/{(handler.get('path') or '/').lstrip('/')}"
-    headers = {"User-Agent": "kube-probe/1.36", "Accept": "*/*", "Connection": "close"}
+    headers = {"User-Agent": USER_AGENT, "Accept": "*/*", "Connection": "close"}
     headers.update({each["name"]: each["value"] for each in handler.get("httpHeaders") or []})
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     try:
