@@ -20,7 +20,7 @@ class Pod:
 
 @dataclass(slots=True)
 class Report:
-    """The demo's facts. Counters start at zero and are filled by the run."""
+    """The demo's facts, filled in by the run."""
 
     seconds: float = 0.0
     pods_before: list[Pod] = field(default_factory=list)
@@ -29,8 +29,10 @@ class Report:
     requests_sent: int = 0
     requests_lost: int = 0
     requests_changed: int = 0
-    kv_bytes_moved: int = 0
-    kv_transfers: int = 0
+    kv_bytes_moved: int | None = None
+    """KV received by all workers, in bytes. None: Prometheus has no sample of it."""
+    kv_transfers: int | None = None
+    """Requests whose KV was received. None: as above."""
 
     def write(self, path: Path) -> None:
         """Writes the report as JSON; a flip's pools are called `from` and `to` there."""
@@ -57,10 +59,14 @@ class Report:
         lines += [
             "",
             f"  requests    {self.requests_sent} sent, {self.requests_lost} lost, {self.requests_changed} changed",
-            f"  KV cache    {self.kv_bytes_moved:,} bytes in {self.kv_transfers} transfers between workers",
+            f"  KV cache    {_count(self.kv_bytes_moved)} bytes in {_count(self.kv_transfers)} transfers",
             f"  time        {self.seconds:.0f} s",
         ]
         return "\n".join(lines)
+
+
+def _count(value: int | None) -> str:
+    return "?" if value is None else f"{value:,}"
 
 
 def _unit(value: float | None, unit: str) -> str:
