@@ -20,7 +20,7 @@ MODEL_PATH = "/models/tiny"
 SERVED_NAME = "tiny"
 MAX_MODEL_LEN = 2048
 
-# Half the defaults of a CPU machine would make each worker take all cores and 4 GiB for its KV cache.
+# By vLLM's defaults for CPUs each worker would take all cores, and 4 GiB for its KV cache.
 CPU_ENV = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 CPU_ARGS = {
     "enforce-eager": "true",

@@ -19,6 +19,8 @@ BUILD: Final = ROOT / "build"
 RUNS: Final = BUILD / "cluster"
 CHART: Final = ROOT / "charts" / "headrace"
 RELEASE: Final = "headrace"
+OPERATOR_NAMESPACE: Final = "headrace-system"
+"""Where the chart is installed."""
 
 OURS: Final = {"app.kubernetes.io/managed-by": "headrace-e2e"}
 """Label of the namespaces that are made here: what bears it may be deleted, and nothing else."""

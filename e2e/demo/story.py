@@ -6,13 +6,12 @@ import asyncio
 import time
 
 from e2e import quickstart, traffic
-from e2e.cluster.api import Cluster
+from e2e.cluster.api import OPERATOR_NAMESPACE, Cluster
 from e2e.demo.report import Pod, Report
 from e2e.deployed import Deployed, until
 from headrace_core.api import names
 
 NAMESPACE = "llm"
-OPERATOR_NAMESPACE = "headrace-system"
 READY_TIMEOUT_S = 300.0
 FLIP_TIMEOUT_S = 180.0
 AFTER_FLIP_S = 5.0
@@ -105,8 +104,8 @@ class Story:
         """Reads from Prometheus how much KV moved between workers."""
         self._say("reading from Prometheus how much KV moved")
         time.sleep(2 * self._cluster.scrape_interval_s)
-        self._report.kv_bytes_moved = int(deployed.metric(f"{names.Metric.WORKER_KV_RECEIVED_BYTES}_total") or 0)
-        self._report.kv_transfers = int(deployed.metric(f"{names.Metric.WORKER_KV_RECEIVES}_total") or 0)
+        self._report.kv_bytes_moved = _whole(deployed.metric(f"{names.Metric.WORKER_KV_RECEIVED_BYTES}_total"))
+        self._report.kv_transfers = _whole(deployed.metric(f"{names.Metric.WORKER_KV_RECEIVES}_total"))
 
     def _say(self, text: str) -> None:
         print(f"[demo {time.monotonic() - self._started:4.0f} s] {text}", flush=True)
@@ -114,6 +113,10 @@ class Story:
 
 def _pods(deployed: Deployed) -> list[Pod]:
     return [Pod(worker.name, worker.role, worker.epoch) for worker in deployed.workers()]
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
 
 
 def how_to_use(deployed: Deployed) -> str:

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from e2e.cluster.api import Cluster
+from e2e.cluster.api import OPERATOR_NAMESPACE, Cluster
 from e2e.deployed import until
 
-NAMESPACE = "headrace-system"
 NAME = "headrace-operator"
 LEASE = "headrace-operator"
 
@@ -19,7 +18,7 @@ LEASE = "headrace-operator"
 @contextmanager
 def stood_down(cluster: Cluster) -> Iterator[None]:
     """Scales the installed operator to nothing, if there is one, and back at the end."""
-    deployment = ("deployment", NAME, "-n", NAMESPACE)
+    deployment = ("deployment", NAME, "-n", OPERATOR_NAMESPACE)
     if cluster.try_kubectl("get", *deployment).returncode != 0:
         yield
         return
@@ -27,7 +26,7 @@ def stood_down(cluster: Cluster) -> Iterator[None]:
     selector = "app.kubernetes.io/component=operator"
 
     def pods() -> list[dict[str, Any]]:
-        return cluster.list("pods", namespace=NAMESPACE, selector=selector)
+        return cluster.list("pods", namespace=OPERATOR_NAMESPACE, selector=selector)
 
     until("the installed operator to end", lambda: not pods(), timeout_s=60, seen=lambda: f"{len(pods())} pods")
     try:
@@ -39,7 +38,7 @@ def stood_down(cluster: Cluster) -> Iterator[None]:
 
 def lent_kubeconfig(cluster: Cluster, folder: Path) -> Path:
     """A kubeconfig with the installed operator's service account, and nothing more."""
-    token = cluster.kubectl("create", "token", NAME, "-n", NAMESPACE, "--duration=1h").strip()
+    token = cluster.kubectl("create", "token", NAME, "-n", OPERATOR_NAMESPACE, "--duration=1h").strip()
     config = json.loads(cluster.kubectl("config", "view", "--raw", "--minify", "-o", "json"))
     config["users"] = [{"name": "operator", "user": {"token": token}}]
     config["contexts"][0]["context"]["user"] = "operator"

@@ -12,6 +12,8 @@ from e2e.deployed import until
 
 EXIT_CRASHED = 70
 EXIT_LEASE_LOST = 3
+CRASH_POINTS = ["Reserved", "Labelled", "Draining", "Switched", "Relabelled", "RelabelledOutcome"]
+"""Where `HEADRACE_CRASH_AFTER` can end an operator: after each step of a flip, and after its outcome is written."""
 
 
 class Operator:

@@ -8,17 +8,15 @@ import pytest
 
 from e2e.deployed import until
 from e2e.operator.conftest import Light
-from e2e.operator.process import EXIT_LEASE_LOST, Operator
+from e2e.operator.process import CRASH_POINTS, EXIT_LEASE_LOST, Operator
 from headrace_core.api import names
-
-STEPS = ["Reserved", "Labelled", "Draining", "Switched", "Relabelled", "RelabelledOutcome"]
 
 
 def is_draining(light: Light) -> bool:
     return [flip["step"] for flip in light.deployed.status().get("activeFlips", [])] == ["Draining"]
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", CRASH_POINTS)
 def test_the_next_operator_finishes_the_flip(
     light: Light, operator: Operator, other_operator: Operator, step: str
 ) -> None:

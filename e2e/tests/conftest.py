@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from e2e import quickstart
-from e2e.cluster.api import Cluster
+from e2e.cluster.api import OPERATOR_NAMESPACE, Cluster
 from e2e.deployed import Deployed, until
 
 NAMESPACE = "shared"
@@ -18,7 +18,7 @@ READY_TIMEOUT_S = 300.0
 def headrace(cluster: Cluster) -> Cluster:
     """The cluster with the chart installed."""
     # The operator's tests may have brought the CRDs already, which helm must then take over.
-    cluster.install_chart("headrace-system", "--take-ownership")
+    cluster.install_chart(OPERATOR_NAMESPACE, "--take-ownership")
     return cluster
 
 

@@ -7,17 +7,16 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.cluster.api import CHART, Cluster
+from e2e.cluster.api import CHART, OPERATOR_NAMESPACE, Cluster
 from e2e.cluster.progress import ClusterError
 
-NAMESPACE = "headrace-system"
-ACCOUNT = f"system:serviceaccount:{NAMESPACE}:headrace-operator"
+ACCOUNT = f"system:serviceaccount:{OPERATOR_NAMESPACE}:headrace-operator"
 
 
 def rendered(cluster: Cluster, **values: str) -> list[dict[str, Any]]:
     """The chart's objects for some values, without installing anything."""
     settings = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
-    text = cluster.helm("template", "headrace", str(CHART), "-n", NAMESPACE, *settings)
+    text = cluster.helm("template", "headrace", str(CHART), "-n", OPERATOR_NAMESPACE, *settings)
     return [item for item in yaml.safe_load_all(text) if item]
 
 
@@ -29,7 +28,7 @@ def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 def test_the_default_serves_all_namespaces(headrace: Cluster) -> None:
     objects = rendered(headrace)
     assert len(of_kind(objects, "CustomResourceDefinition")) == 2
-    assert [role["metadata"]["namespace"] for role in of_kind(objects, "Role")] == [NAMESPACE]
+    assert [role["metadata"]["namespace"] for role in of_kind(objects, "Role")] == [OPERATOR_NAMESPACE]
     resources = {name for rule in of_kind(objects, "ClusterRole")[0]["rules"] for name in rule["resources"]}
     assert {"nodes", "pods", "inferenceclusters"} <= resources
 
@@ -40,8 +39,8 @@ def test_with_named_namespaces_the_operator_has_no_right_elsewhere(headrace: Clu
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}
     ]
     roles = {role["metadata"]["namespace"]: len(role["rules"]) for role in of_kind(objects, "Role")}
-    assert roles.keys() == {"one", "two", NAMESPACE}
-    assert roles["one"] == roles["two"] > roles[NAMESPACE]
+    assert roles.keys() == {"one", "two", OPERATOR_NAMESPACE}
+    assert roles["one"] == roles["two"] > roles[OPERATOR_NAMESPACE]
 
 
 def test_crds_can_be_left_to_somebody_else(headrace: Cluster) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from e2e import traffic
+from e2e.cluster.api import OPERATOR_NAMESPACE
 from e2e.deployed import Deployed, Flip, Worker, until
-from e2e.operator.installed import LEASE, NAMESPACE, lent_kubeconfig, stood_down
-from e2e.operator.process import Operator
+from e2e.operator.installed import LEASE, lent_kubeconfig, stood_down
+from e2e.operator.process import CRASH_POINTS, Operator
 from e2e.tests.facts import role_and_epoch
 
-STEPS = ["Reserved", "Labelled", "Draining", "Switched", "Relabelled", "RelabelledOutcome"]
 OTHER = {"prefill": "decode", "decode": "prefill"}
 FLIP_TIMEOUT_S = 60.0
 
@@ -36,7 +36,7 @@ def expected(chat: Deployed) -> dict[traffic.Prompt, str]:
 
 
 def operator_named(rights: Path, name: str) -> Operator:
-    return Operator(rights, rights.parent, name, POD_NAMESPACE=NAMESPACE, LEASE_NAME=LEASE)
+    return Operator(rights, rights.parent, name, POD_NAMESPACE=OPERATOR_NAMESPACE, LEASE_NAME=LEASE)
 
 
 def is_closed(chat: Deployed) -> bool:
@@ -66,7 +66,7 @@ def crash_and_go_on(chat: Deployed, rights: Path, step: str, worker: Worker) -> 
     return flip
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", CRASH_POINTS)
 def test_the_next_operator_finishes_the_flip(
     chat: Deployed, rights: Path, expected: dict[traffic.Prompt, str], step: str
 ) -> None:

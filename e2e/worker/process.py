@@ -20,6 +20,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from e2e.cluster.processes import die_with_parent
+from e2e.quickstart import CPU_ENV
 from e2e.traffic import Prompt
 from headrace_core.api.names import WORKER_PORT, Env, Role
 from headrace_core.api.wire import PATH_RELEASE, PATH_ROLE, Handoff, RoleState
@@ -42,7 +43,6 @@ ENGINE_ARGS = {
     "max-num-seqs": "64",
     "kv-cache-memory-bytes": str(128 * 2**20),  # 170 blocks of 128 tokens: small enough to be overwritten in a test
 }
-ENGINE_ENV = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 ASK_FOR_KV: Mapping[str, object] = {
     "do_remote_decode": True,
@@ -93,7 +93,7 @@ class Worker:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "headrace_worker"],
-                env=os.environ | ENGINE_ENV | variables | environment,
+                env=os.environ | CPU_ENV | variables | environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
