@@ -8,6 +8,7 @@ request is a miss. An answer of one token has no TPOT, so its TTFT alone decides
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import final
@@ -24,7 +25,8 @@ class Stage(StrEnum):
     PREFILL = "Prefill"
     """Its prefill alone took longer than the TTFT SLO."""
     ADMISSION = "Admission"
-    """It waited for a decode worker to take it, or fits into none."""
+    """It waited for a decode worker to take it, or fits into none; or it waited for prefill while the prefill worker
+    stood still, full of KV that waited to be fetched."""
     TRANSFER = "Transfer"
     """Its KV was on its way."""
     DECODE = "Decode"
@@ -46,6 +48,8 @@ class Verdicts:
     tpot_met: list[bool]
     met: list[bool]
     """Both, and the request finished."""
+    stood_still_ms: list[float]
+    """See `stood_still`; empty until a miss asks for it."""
 
 
 def judge(scenario: Scenario, outcome: Outcome) -> Verdicts:
@@ -54,7 +58,7 @@ def judge(scenario: Scenario, outcome: Outcome) -> Verdicts:
     Raises:
         IndexError: a request's `slo_class` has no entry in `scenario.slos`.
     """
-    verdicts = Verdicts([], [], [], [], [])
+    verdicts = Verdicts([], [], [], [], [], [])
     shorter = 1 if scenario.prefill_gives_first_token else 0
     for index in range(len(outcome.arrival_ms)):
         slo = scenario.slos[outcome.slo_class[index]]
@@ -77,17 +81,23 @@ def judge(scenario: Scenario, outcome: Outcome) -> Verdicts:
 def blame(scenario: Scenario, outcome: Outcome, verdicts: Verdicts, index: int) -> Stage:
     """The stage that made a request miss its SLO (the attribution is ours).
 
-    A request that did not get to its end is held up by the stage in which it stopped. Else the earlier SLO decides: a
-    missed TTFT is the prefill's doing if the prefill alone takes longer than the SLO, and else the queue's. A missed
-    TPOT is the decode steps' doing if what is left without waiting for admission, transfer and recomputation still
-    breaks the SLO, and else that of the longest of the three.
+    A request that did not get to its end is held up by the stage in which it stopped. Else the earlier SLO decides. A
+    missed TTFT is the prefill's doing if the prefill alone takes longer than the SLO, admission's if it would have been
+    met but for the time in which the prefill worker had no room to work, and else the queue's. A missed TPOT is the
+    decode steps' doing if what is left without waiting for admission, transfer and recomputation still breaks the SLO,
+    and else that of the longest of the three.
     """
     if outcome.status[index] != Status.FINISHED:
         return _stopped_in(outcome, index)
     slo = scenario.slos[outcome.slo_class[index]]
     first_ms = outcome.first_token_ms[index]
     if not verdicts.ttft_met[index]:
-        return Stage.PREFILL if first_ms - outcome.prefill_start_ms[index] > slo.ttft_ms else Stage.QUEUE
+        if first_ms - outcome.prefill_start_ms[index] > slo.ttft_ms:
+            return Stage.PREFILL
+        if not verdicts.stood_still_ms:
+            verdicts.stood_still_ms = stood_still(outcome)
+        without_ms = verdicts.ttft_ms[index] - verdicts.stood_still_ms[index]
+        return Stage.ADMISSION if without_ms <= slo.ttft_ms else Stage.QUEUE
     admission_ms = _span(first_ms, outcome.admitted_ms[index])
     transfer_ms = _span(outcome.admitted_ms[index], outcome.transferred_ms[index])
     recomputed_ms = _recomputed_ms(outcome, index, slo.tpot_ms)
@@ -98,6 +108,52 @@ def blame(scenario: Scenario, outcome: Outcome, verdicts: Verdicts, index: int) 
     if recomputed_ms >= max(admission_ms, transfer_ms):
         return Stage.PREEMPTION
     return Stage.ADMISSION if admission_ms >= transfer_ms else Stage.TRANSFER
+
+
+def stood_still(outcome: Outcome) -> list[float]:
+    """For each request the time in ms that it waited for prefill while its worker computed no prompt.
+
+    A worker with a queue stands still only when its KV memory is full, of prompts whose KV waits to be fetched by
+    decode workers: so that wait counts against decode.
+    """
+    still_ms = [0.0] * len(outcome.arrival_ms)
+    by_worker: dict[int, list[int]] = {}
+    for index in range(len(outcome.arrival_ms)):
+        if not math.isnan(outcome.prefill_start_ms[index]):
+            by_worker.setdefault(outcome.prefill_worker[index], []).append(index)
+    for rows in by_worker.values():
+        rows.sort(key=outcome.prefill_start_ms.__getitem__)
+        starts_ms, ends_ms, before_ms = _busy(outcome, rows)
+        for index in rows:
+            arrival_ms, start_ms = outcome.arrival_ms[index], outcome.prefill_start_ms[index]
+            worked_ms = _worked_until(start_ms, starts_ms, ends_ms, before_ms)
+            worked_ms -= _worked_until(arrival_ms, starts_ms, ends_ms, before_ms)
+            still_ms[index] = max(0.0, start_ms - arrival_ms - worked_ms)
+    return still_ms
+
+
+def _busy(outcome: Outcome, rows: list[int]) -> tuple[list[float], list[float], list[float]]:
+    """When a worker computed prompts: begin and end of each stretch, and the sum of the stretches before it."""
+    starts_ms: list[float] = []
+    ends_ms: list[float] = []
+    before_ms: list[float] = []
+    for index in rows:
+        start_ms, first_ms = outcome.prefill_start_ms[index], outcome.first_token_ms[index]
+        end_ms = outcome.end_ms if math.isnan(first_ms) else first_ms
+        if ends_ms and start_ms <= ends_ms[-1]:
+            ends_ms[-1] = max(ends_ms[-1], end_ms)
+        else:
+            before_ms.append(before_ms[-1] + ends_ms[-1] - starts_ms[-1] if ends_ms else 0.0)
+            starts_ms.append(start_ms)
+            ends_ms.append(end_ms)
+    return starts_ms, ends_ms, before_ms
+
+
+def _worked_until(at_ms: float, starts_ms: list[float], ends_ms: list[float], before_ms: list[float]) -> float:
+    stretch = bisect_right(starts_ms, at_ms) - 1
+    if stretch < 0:
+        return 0.0
+    return before_ms[stretch] + min(at_ms, ends_ms[stretch]) - starts_ms[stretch]
 
 
 def _stopped_in(outcome: Outcome, index: int) -> Stage:

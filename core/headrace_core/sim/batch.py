@@ -18,6 +18,8 @@ from headrace_core.sim.request import KvCache, SimRequest
 MOST_TOKENS: Final = 1 << 60
 """Workloads carry no `max_tokens`."""
 
+_UNKNOWN: Final = -1.0
+
 
 @final
 class Batch:
@@ -33,10 +35,12 @@ class Batch:
         "_finishes",
         "_gaps",
         "_granularity",
+        "_growth_ms",
         "_predicted_ends",
         "_predicts",
         "_requests",
         "_stack",
+        "_step_ms",
         "costs",
         "kv_tokens",
         "size",
@@ -51,6 +55,8 @@ class Batch:
         self.kv_tokens = 0
         """Sum of the contexts in the coming step."""
         self.step = 0
+        self._step_ms = _UNKNOWN
+        self._growth_ms = 0.0
         self._block_tokens = block_tokens
         self._requests = requests
         self._granularity = granularity
@@ -76,6 +82,7 @@ class Batch:
         request.join_context = request.whole_prompt_tokens + request.generated_tokens
         request.finish_step = self.step + request.output_tokens - request.generated_tokens
         self.size += 1
+        self._step_ms = _UNKNOWN
         self.kv_tokens += request.join_context
         self._by_phase[(request.join_context - self.step) % self._block_tokens] += 1
         heappush(self._finishes, (request.finish_step, request.number))
@@ -89,6 +96,7 @@ class Batch:
         """Take a request out, and keep what it has."""
         context = self.context(request)
         self.size -= 1
+        self._step_ms = _UNKNOWN
         self.kv_tokens -= context
         self._by_phase[(context - self.step) % self._block_tokens] -= 1
         request.running = False
@@ -127,13 +135,21 @@ class Batch:
 
     def step_ms(self) -> float:
         """The coming step."""
-        return self.costs.decode_ms(self.size, self.kv_tokens)
+        if self._step_ms < 0.0:
+            self._time()
+        return self._step_ms
 
     def growth_ms(self) -> float:
         """By how much each step is longer than the one before."""
+        if self._step_ms < 0.0:
+            self._time()
+        return self._growth_ms
+
+    def _time(self) -> None:
         costs = self.costs
+        self._step_ms = costs.decode_ms(self.size, self.kv_tokens)
         token_ms = costs.decode_kv_token_ms if self.size < costs.large_decode_from else costs.large_decode_kv_token_ms
-        return (token_ms + costs.scheduler_token_ms) * self.size
+        self._growth_ms = (token_ms + costs.scheduler_token_ms) * self.size
 
     def steps_to_next_finish(self) -> int:
         """Steps until the first request has its last token. Raises IndexError for an empty batch."""
@@ -195,7 +211,9 @@ class Batch:
 
     def end_of_step_ms(self, start_ms: float, steps: int) -> float:
         """When `steps` steps are done that begin at `start_ms`."""
-        return start_ms + steps * self.step_ms() + self.growth_ms() * (0.5 * steps * (steps - 1))
+        if self._step_ms < 0.0:
+            self._time()
+        return start_ms + steps * self._step_ms + self._growth_ms * (0.5 * steps * (steps - 1))
 
     def steps_until(self, start_ms: float, at_ms: float, most: int) -> int:
         """The first step, of those that begin at `start_ms`, that ends at `at_ms` or later; at most `most`."""
@@ -223,6 +241,7 @@ class Batch:
             kv.grow(self.blocks_opened(0, steps - 1), now_ms)
         self.step += steps
         self.kv_tokens += steps * self.size
+        self._step_ms = _UNKNOWN
         gaps = self._gaps
         while gaps and gaps[-1][1] <= longest_ms:
             gaps.pop()

@@ -80,11 +80,12 @@ class Simulation(Surroundings):
         self._tell_everyone(0.0)
         self._put_first_events()
         while next_arrival < count or self._open > 0:
-            if next_arrival < count and arrivals[next_arrival] <= clock.next_ms():
+            next_ms = clock.next_ms()
+            if next_arrival < count and arrivals[next_arrival] <= next_ms:
                 clock.now_ms = arrivals[next_arrival]
                 self._arrive(next_arrival)
                 next_arrival += 1
-            elif not self._step(more_arrive=next_arrival < count):
+            elif math.isinf(next_ms) or not self._step(more_arrive=next_arrival < count):
                 break
             self._events += 1
             if self._fleet.is_draining():
@@ -102,8 +103,6 @@ class Simulation(Surroundings):
 
     def _step(self, *, more_arrive: bool) -> bool:
         """Let the next event happen; False when there is none that could still change anything."""
-        if math.isinf(self._clock.next_ms()):
-            return False
         now_ms, _, kind, first, second, third = self._clock.pop()
         if kind == _LANE:
             self._workers[first].decode.wake(second, now_ms, third)
@@ -228,7 +227,8 @@ class Simulation(Surroundings):
                 worker.report_colocated(self._gateway[worker.index], now_ms)
             else:
                 worker.report_prefill(self._gateway[worker.index])
-            queued_prefill += len(worker.prefill.queue)
+            queue = worker.prefill.queue
+            queued_prefill += len(queue.raw) + len(queue.scheduled)
             queued_decode += len(worker.decode.waiting)
         if not self._colocated:
             self._dispatcher.hear(self._workers, now_ms)

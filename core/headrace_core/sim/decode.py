@@ -88,6 +88,7 @@ class DecodeReplica:
         "heavy",
         "kv",
         "lanes",
+        "running",
         "steps",
         "to_compute_tokens",
         "waiting",
@@ -112,6 +113,8 @@ class DecodeReplica:
         """For admission."""
         self.heavy = 0
         """Requests here, waiting ones included, that are predicted to be heavy."""
+        self.running = 0
+        """Requests in a batch."""
         self.busy_ms = 0.0
         self.steps = 0
         self.to_compute_tokens = 0
@@ -152,11 +155,7 @@ class DecodeReplica:
 
     def residents(self) -> int:
         """All requests here, waiting ones included."""
-        return self.running() + len(self._committed) + len(self.waiting)
-
-    def running(self) -> int:
-        """Requests in a batch."""
-        return sum([lane.batch.size + lane.turns.parked() for lane in self.lanes])
+        return self.running + len(self._committed) + len(self.waiting)
 
     def is_idle(self) -> bool:
         """Whether nothing is here: what a drain waits for."""
@@ -252,6 +251,7 @@ class DecodeReplica:
         batch.advance(steps, self.kv, now_ms, last_ms + lane.stalled_ms)
         lane.stalled_ms = 0.0
         for request in batch.finished():
+            self.running -= 1
             self._residents_by_class[request.slo_class] -= 1
             self._finish(request, request.held_tokens(), now_ms)
         opening = batch.blocks_to_open_now()
@@ -263,6 +263,7 @@ class DecodeReplica:
     def _preempt(self, request: SimRequest, batch: Batch, now_ms: float) -> None:
         """Give a request's blocks away. It is the next to be admitted, and then computes its context anew."""
         batch.leave(request)
+        self.running -= 1
         self._residents_by_class[request.slo_class] -= 1
         self.kv.give_back(self.kv.blocks(request.held_tokens()), now_ms)
         request.preemptions += 1
@@ -319,7 +320,7 @@ class DecodeReplica:
             request = self.waiting[0]
             context = request.held_tokens() if request.needs_fetch else request.context_tokens()
             memory.free_blocks = self.kv.free_blocks
-            memory.running = self.running() + len(self._committed)
+            memory.running = self.running + len(self._committed)
             memory.fewest_remaining = self._fewest_remaining() if self._policy is Admission.RESERVE_DYNAMIC else 0
             verdict = admission.decide(self._policy, memory, context, request.remaining_bound())
             if verdict.reason is admission.Reason.NEVER_FITS:
@@ -367,6 +368,7 @@ class DecodeReplica:
             request = lane.ready.popleft()
             lane.batch.join(request)
             self._committed.remove(request)
+            self.running += 1
             self._residents_by_class[request.slo_class] += 1
             newcomers.append(request)
         if lane.turns.limit_tokens > 0:

@@ -34,11 +34,11 @@ from headrace_core.sim.statistics import (
     LEAST_BEYOND,
     LEAST_IN_BATCH,
     Thirds,
-    batch_means,
     estimate_mean,
     estimate_percentiles,
     estimate_share,
     thirds,
+    thirds_of_batches,
 )
 from headrace_core.sim.workload import Workload, WorkloadError
 
@@ -278,8 +278,8 @@ def _stability(outcome: Outcome, start: int, met: list[bool]) -> Stability:
     """Attainment by thirds of the requests, and the requests in the system by thirds of the arrivals' time."""
     if len(met) < BATCHES * LEAST_IN_BATCH or outcome.arrival_ms[-1] <= outcome.arrival_ms[start]:
         return Stability(stable=None, attainment=None, in_system=None)
-    attainment = thirds(batch_means([1.0 if hit else 0.0 for hit in met]))
-    in_system = thirds(_in_system(outcome, outcome.arrival_ms[start]))
+    attainment = thirds([1.0 if hit else 0.0 for hit in met])
+    in_system = thirds_of_batches(_in_system(outcome, outcome.arrival_ms[start]))
     drifts = attainment.differs and abs(attainment.last - attainment.first) >= LEAST_ATTAINMENT_TREND
     return Stability(stable=not (drifts or _grows(in_system)), attainment=attainment, in_system=in_system)
 

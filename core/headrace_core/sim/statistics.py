@@ -99,11 +99,16 @@ def estimate_share(hits: list[bool]) -> Estimate:
     return Estimate(share, half_width)
 
 
-def thirds(means: list[float]) -> Thirds:
-    """The means of the three thirds of a run, from BATCHES means in the order of time.
+def thirds(values: list[float]) -> Thirds:
+    """The means of the three thirds of a run, from at least BATCHES values in the order of time.
 
     The thirds differ when Welch's test of the batch means says so at 99 % and the middle lies between the two ends.
     """
+    return thirds_of_batches(batch_means(values))
+
+
+def thirds_of_batches(means: list[float]) -> Thirds:
+    """The same from the means of the BATCHES batches."""
     parts = [mean(part) for part in split(means, THIRDS)]
     head, tail = means[:BATCHES_A_THIRD], means[-BATCHES_A_THIRD:]
     noise = math.sqrt((_variance(head, parts[0]) + _variance(tail, parts[2])) / BATCHES_A_THIRD)

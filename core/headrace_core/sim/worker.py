@@ -105,7 +105,7 @@ class Worker:
     def report_path(self, seen: DecodePath, now_ms: float) -> None:
         """Write into a report what deflection reads; the caller adds whether it has room."""
         decode = self.decode
-        seen.requests = decode.running()
+        seen.requests = decode.running
         seen.kv_tokens = decode.at(now_ms)[1]
         seen.strictest_tbt_ms = decode.strictest_tbt_ms()
         seen.deflecting = decode.to_compute_tokens > 0
@@ -122,7 +122,7 @@ class Worker:
             accepting=self.accepting,
             queued_tokens=self.queued_tokens(),
             queued_requests=len(self.decode.waiting),
-            running_requests=self.decode.running(),
+            running_requests=self.decode.running,
             free_kv_blocks=self.decode.at(now_ms)[0],
             total_kv_blocks=self.kv.total_blocks,
             busy_share=min(1.0, max(0.0, share)),
