@@ -82,8 +82,8 @@ def blame(scenario: Scenario, outcome: Outcome, verdicts: Verdicts, index: int) 
     """The stage that made a request miss its SLO (the attribution is ours).
 
     A request that did not get to its end is held up by the stage in which it stopped. Else the earlier SLO decides. A
-    missed TTFT is the prefill's doing if the prefill alone takes longer than the SLO, admission's if it would have been
-    met but for the time in which the prefill worker had no room to work, and else the queue's. A missed TPOT is the
+    missed TTFT is the prefill's doing if the prefill alone takes longer than the SLO, admission's if the time in
+    which the prefill worker had no room to work made the difference or most of the wait, and else the queue's. A missed TPOT is the
     decode steps' doing if what is left without waiting for admission, transfer and recomputation still breaks the SLO,
     and else that of the longest of the three.
     """
@@ -96,8 +96,10 @@ def blame(scenario: Scenario, outcome: Outcome, verdicts: Verdicts, index: int) 
             return Stage.PREFILL
         if not verdicts.stood_still_ms:
             verdicts.stood_still_ms = stood_still(outcome)
-        without_ms = verdicts.ttft_ms[index] - verdicts.stood_still_ms[index]
-        return Stage.ADMISSION if without_ms <= slo.ttft_ms else Stage.QUEUE
+        still_ms = verdicts.stood_still_ms[index]
+        waited_ms = outcome.prefill_start_ms[index] - outcome.arrival_ms[index]
+        enough = verdicts.ttft_ms[index] - still_ms <= slo.ttft_ms or still_ms > waited_ms / 2
+        return Stage.ADMISSION if enough else Stage.QUEUE
     admission_ms = _span(first_ms, outcome.admitted_ms[index])
     transfer_ms = _span(outcome.admitted_ms[index], outcome.transferred_ms[index])
     recomputed_ms = _recomputed_ms(outcome, index, slo.tpot_ms)

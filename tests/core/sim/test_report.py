@@ -15,19 +15,20 @@ from headrace_core.perf.hf_config import known
 from headrace_core.perf.model import Placement
 from headrace_core.perf.profiles import profile_for
 from headrace_core.sim import reporting
-from headrace_core.sim.attainment import Stage, blame, judge
+from headrace_core.sim.attainment import Stage, blame, judge, stood_still
 from headrace_core.sim.baselines import vllm_like
 from headrace_core.sim.cluster import simulate
 from headrace_core.sim.outcome import Outcome, Status, WorkerTotals
 from headrace_core.sim.report import SCHEMA_VERSION, Caution, ProfileKind, ProfileUse, Report
 from headrace_core.sim.report_json import ReportError, from_json, json_schema, to_json
 from headrace_core.sim.reporting import make_report, profile_use, scenario_digest
-from headrace_core.sim.scenario import Duty, Scenario, Slo
+from headrace_core.sim.scenario import Duty, PrefillRules, Scenario, Slo
 from headrace_core.sim.workload import Workload, WorkloadError
 from tests.core.sim.builders import cluster, pool, traffic
 
 SLO = Slo(ttft_ms=100, tpot_ms=10)
 NEVER = math.nan
+CHUNKS = PrefillRules(limit_tokens=512)
 
 
 def request(**changes: Any) -> dict[str, Any]:
@@ -124,10 +125,9 @@ def test_tpot_is_over_all_tokens_but_the_first_or_as_distserve_counts() -> None:
 @pytest.mark.parametrize(
     ("stage", "changes"),
     [
-        (Stage.QUEUE, {"start": 150.0, "first": 180.0}),
         (Stage.PREFILL, {"start": 1.0, "first": 180.0}),
         # Both SLOs missed: the earlier one decides.
-        (Stage.QUEUE, {"start": 150.0, "first": 180.0, "last": 999.0}),
+        (Stage.PREFILL, {"start": 1.0, "first": 180.0, "last": 999.0}),
         (Stage.DECODE, {"last": 200.0}),
         (Stage.ADMISSION, {"admitted": 130.0, "transferred": 132.0, "second": 137.0, "last": 182.0}),
         (Stage.TRANSFER, {"admitted": 51.0, "transferred": 132.0, "second": 137.0, "last": 182.0}),
@@ -153,6 +153,42 @@ def test_a_miss_has_one_stage(stage: Stage, changes: dict[str, Any]) -> None:
     assert blame(scenario(), made, verdicts, 0) is stage
     found = report([request(**changes)])
     assert [(miss.stage, miss.requests, miss.share) for miss in found.misses] == [(stage, 1, 1.0)]
+
+
+def test_waiting_for_a_worker_that_is_full_counts_against_decode() -> None:
+    """The worker computes until 50 ms, stands still until 150 ms, and computes the second prompt until 180 ms."""
+    blocked = request(start=150.0, first=180.0, last=230.0, admitted=181.0, transferred=182.0, second=188.0)
+    assert stood_still(outcome([request(), blocked])) == [20.0, 120.0]
+    assert report([request(), blocked]).misses[0].stage is Stage.ADMISSION
+    working = request(start=50.0, first=140.0, admitted=141.0, transferred=142.0, second=147.0, last=200.0)
+    found = report([request(), working, blocked | {"start": 140.0}])
+    assert {miss.stage for miss in found.misses} == {Stage.QUEUE}
+
+
+def test_standing_still_is_what_the_slow_count_says() -> None:
+    """Ticks of 1 ms: a request waits, and none on its worker is between its start and its first token."""
+    made = simulate(cluster(2, 1, kv_blocks=120, prefill=CHUNKS), traffic(80, 40.0, prompts=range(1, 300)))
+    for index, still_ms in enumerate(stood_still(made)):
+        if made.status[index] != Status.FINISHED:
+            continue
+        same = [row for row in range(80) if made.prefill_worker[row] == made.prefill_worker[index]]
+        ticks = range(round(made.arrival_ms[index]), round(made.prefill_start_ms[index]))
+        idle = sum(
+            not any(made.prefill_start_ms[row] <= tick + 0.5 <= made.first_token_ms[row] for row in same)
+            for tick in ticks
+        )
+        assert still_ms == pytest.approx(idle, abs=25)
+
+
+def test_a_prefill_pool_full_of_waiting_kv_shows_admission() -> None:
+    small = pool(Duty.PREFILL, kv_blocks=60)
+    plan = replace(cluster(1, 1, kv_blocks=120), pools=(small, pool(Duty.DECODE, kv_blocks=120)))
+    load = traffic(300, 20.0, prompts=range(100, 300), outputs=range(100, 200))
+    found = make_report(plan, load, simulate(plan, load))
+    assert found.misses[0].stage is Stage.ADMISSION
+    prefill = found.pools[0]
+    assert prefill.utilisation is not None
+    assert prefill.utilisation < 0.5
 
 
 def spaced(count: int, **changes: Any) -> list[dict[str, Any]]:
@@ -407,7 +443,7 @@ def test_each_field_of_a_scenario_counts_in_its_digest() -> None:
     assert scenario_digest(base) == scenario_digest(cluster())
     others = [
         cluster(seed=1),
-        cluster(decode=2),
+        cluster(1, 2),
         cluster(kv_blocks=3999),
         cluster(slos=(SLO,)),
         cluster(network=None),
