@@ -41,7 +41,7 @@ def read_cluster(body: Mapping[str, Any]) -> resources.InferenceCluster:
         raise InvalidSpecError(found) from error
 
 
-def cluster_view(cluster: resources.InferenceCluster) -> ClusterSpec:
+def cluster_spec(cluster: resources.InferenceCluster) -> ClusterSpec:
     """What the planners see of it."""
     meta, spec, elasticity = cluster.metadata, cluster.spec, cluster.spec.elasticity
     mode = elasticity.mode
@@ -56,7 +56,7 @@ def cluster_view(cluster: resources.InferenceCluster) -> ClusterSpec:
             revision=spec.model.revision,
             max_model_len=spec.model.max_model_len,
         ),
-        pools=tuple(_pool_view(pool) for pool in spec.pools),
+        pools=tuple(_pool_spec(pool) for pool in spec.pools),
         flips=FlipRules(
             automatic=mode is resources.ElasticityMode.AUTO,
             advised=mode is resources.ElasticityMode.ADVISE,
@@ -79,7 +79,7 @@ def cluster_view(cluster: resources.InferenceCluster) -> ClusterSpec:
     )
 
 
-def _pool_view(pool: resources.Pool) -> PoolSpec:
+def _pool_spec(pool: resources.Pool) -> PoolSpec:
     return PoolSpec(
         name=pool.name,
         role=pool.role.worker,

@@ -94,7 +94,7 @@ class Reconciler:
             cluster = observe.read_cluster(body)
         except InvalidSpecError as error:
             return await self._invalid(key, body, error)
-        spec = observe.cluster_view(cluster)
+        spec = observe.cluster_spec(cluster)
         memory = self._memory(key, spec)
         token = await self.objects.token(spec)
         parts = await self.templates.merge_all(spec, self._images())

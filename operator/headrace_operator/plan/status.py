@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headrace_core.api import resources
-from headrace_core.api.names import COMPONENT_WORKER, Condition, Reason, Role
+from headrace_core.api.names import COMPONENT_WORKER, Condition, FlipStep, Reason, Role
 from headrace_operator.plan.flips import step_of
 from headrace_operator.plan.pods import backing_off
 from headrace_operator.plan.rollout import out_of_date
@@ -79,7 +79,7 @@ def journal_status(
     return {key: status[key] for key in ("pools", "activeFlips", "flipWindow") if key in status}
 
 
-def journal_entry(entry: Entry, step: str) -> resources.ActiveFlip:
+def journal_entry(entry: Entry, step: FlipStep) -> resources.ActiveFlip:
     """An entry as the status has it."""
     return resources.ActiveFlip.model_validate(
         {
@@ -88,7 +88,7 @@ def journal_entry(entry: Entry, step: str) -> resources.ActiveFlip:
             "podUID": entry.pod_uid,
             "from": entry.from_pool,
             "to": entry.to_pool,
-            "step": str(step),
+            "step": step,
             "epoch": entry.epoch,
             "bootID": entry.boot_id,
             "fence": entry.fence,

@@ -1,4 +1,7 @@
-"""What the planners see of a cluster: its spec, its pods, its journal and its flips, as plain immutable values."""
+"""What the planners see of a cluster: its spec, its pods, its journal and its flips, as plain immutable values.
+
+Times are seconds since the epoch.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace_core.api.names import COMPONENT_WORKER, ROLE_DRAINING, Role
+from headrace_core.api.names import COMPONENT_WORKER, ROLE_DRAINING, FlipStep, Role
 from headrace_core.api.wire import RoleState
 
 
@@ -98,7 +101,7 @@ class ClusterSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """A pod of a cluster, as the reflector keeps it. Times are seconds since the epoch."""
+    """A pod of a cluster, as the reflector keeps it."""
 
     namespace: str
     name: str
@@ -171,7 +174,7 @@ class Entry:
     """The Lease's transitions when the entry was written: who reserved it."""
     started: float
     deadline: float
-    step: str = "Reserved"
+    step: FlipStep = FlipStep.RESERVED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
