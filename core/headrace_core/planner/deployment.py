@@ -11,8 +11,19 @@ from headrace_core.planner.caps import Cap, colocated_caps, decode_caps, prefill
 from headrace_core.planner.question import Layout, Question
 from headrace_core.planner.space import Shape, Space, network_between
 from headrace_core.planner.trial import Trial, requests_for
+from headrace_core.policy.admission import Admission
 from headrace_core.policy.chunking import Batching
-from headrace_core.sim.scenario import Colocation, Duty, Instance, Network, Pool, PrefillRules, Scenario, Slo
+from headrace_core.sim.scenario import (
+    Colocation,
+    DecodeRules,
+    Duty,
+    Instance,
+    Network,
+    Pool,
+    PrefillRules,
+    Scenario,
+    Slo,
+)
 
 REPORT_INTERVAL_MS: Final = 100.0
 """How often workers report (T2)."""
@@ -99,13 +110,19 @@ def scenario_of(question: Question, space: Space, deployment: Deployment) -> Sce
         slos=question.slos,
         network=network_of(space, deployment),
         prefill=rules.prefill,
-        decode=replace(rules.decode, token_budget=deployment.token_budget),
+        decode=_decode_rules(question, deployment),
         colocation=deployment.layout.colocation or Colocation.MIXED,
         dispatching=rules.dispatching,
         prediction=rules.prediction,
         deflection=None if deployment.layout.colocation else rules.deflection,
         report_interval_ms=REPORT_INTERVAL_MS if chooses else math.inf,
     )
+
+
+def _decode_rules(question: Question, deployment: Deployment) -> DecodeRules:
+    """Colocated workers admit as vLLM does: what they reserve for would wait for prefill, not for a transfer."""
+    rules = replace(question.rules.decode, token_budget=deployment.token_budget)
+    return replace(rules, admission=Admission.GREEDY) if deployment.layout.colocation else rules
 
 
 def _pools(deployment: Deployment) -> tuple[Pool, ...]:

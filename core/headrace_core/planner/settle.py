@@ -57,7 +57,7 @@ def settle(question: Question, space: Space, start: Deployment, runner: Runner) 
     now, found = start, _at_rate(question, space, start, runner)
     if not found.holds:
         for _ in range(MOST_CHANGES):
-            now = _grown(now, found)
+            now = grown(now, found.ttft_share, found.tpot_share)
             if not within(question, now):
                 return None
             found = _at_rate(question, space, now, runner)
@@ -110,11 +110,11 @@ def _assessment(verdicts: list[Verdict], share: Interval) -> Assessment:
     )
 
 
-def _grown(deployment: Deployment, found: Assessment) -> Deployment:
+def grown(deployment: Deployment, ttft_share: float, tpot_share: float) -> Deployment:
     """More workers on the side whose SLO is missed more, one in SPAN at a time; pairs grow together."""
     counts = [side.workers for side in deployment.sides]
     if deployment.layout is Layout.APART:
-        side = 0 if found.ttft_share <= found.tpot_share else 1
+        side = 0 if ttft_share <= tpot_share else 1
         counts[side] += max(1, counts[side] // SPAN)
         return deployment.with_workers(*counts)
     return deployment.with_workers(*(count + max(1, count // SPAN) for count in counts))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final, final
 
-from headrace_core.sim.attainment import Stage, blame, judge
+from headrace_core.sim.attainment import Stage, Verdicts, blame, judge
 from headrace_core.sim.outcome import Outcome
 from headrace_core.sim.scenario import Scenario
-from headrace_core.sim.statistics import thirds
 from headrace_core.sim.traffic import Traffic, draw_traffic
 from headrace_core.sim.workload import Workload
 
@@ -42,6 +41,9 @@ class Trial:
     output_factor: float = 1.0
     prefill_only: bool = False
     """Answers of one token: nothing is left to decode."""
+    given: Workload | None = None
+    """What arrives, in place of what is drawn at `rate_per_s`; its first `given_warmup` requests are not counted."""
+    given_warmup: int = 0
     to_the_end: bool = False
     """Run on though the verdict is certain, and find the stages that caused the misses."""
 
@@ -58,10 +60,10 @@ class Verdict:
     target: float
     stopped_early: bool
     """Too many had missed: the shares are not those of a whole run."""
-    falling: bool = False
-    """In time less and less from third to third: the queue grows."""
-    misses: tuple[tuple[Stage, int], ...] = field(default=())
+    misses: tuple[tuple[Stage, int], ...] = ()
     """By stage, most first, for a trial `to_the_end`."""
+    mean_tpot_ms: float | None = None
+    """For a trial `to_the_end`. None: no request has one."""
 
     @property
     def share(self) -> float:
@@ -119,8 +121,10 @@ def _evened(arrival_ms: list[float]) -> list[float]:
 
 def run(trial: Trial, unit: Workload, simulate: Simulate) -> Verdict:
     """Simulates and counts. `unit`: what was `drawn` for the trial."""
-    workload = workload_for(trial, unit)
-    first = math.floor(len(workload) * WARMUP)
+    if trial.given is not None:
+        workload, first = trial.given, trial.given_warmup
+    else:
+        workload, first = workload_for(trial, unit), math.floor(len(unit) * WARMUP)
     measured = len(workload) - first
     allowed = measured - math.ceil(trial.target * measured - 1e-9)
     # The simulator counts misses of the warm-up too, so that the verdict is certain that much later.
@@ -130,20 +134,27 @@ def run(trial: Trial, unit: Workload, simulate: Simulate) -> Verdict:
     outcome = simulate(scenario, workload)
     verdicts = judge(scenario, outcome)
     met = verdicts.met[first:]
-    parts = thirds([1.0 if one else 0.0 for one in met]) if trial.to_the_end else None
-    misses: dict[Stage, int] = {}
-    if trial.to_the_end:
-        for index in range(first, len(workload)):
-            if not verdicts.met[index]:
-                stage = blame(scenario, outcome, verdicts, index)
-                misses[stage] = misses.get(stage, 0) + 1
-    return Verdict(
+    verdict = Verdict(
         measured=measured,
         met=sum(met),
         ttft_met=sum(verdicts.ttft_met[first:]),
         tpot_met=sum(verdicts.tpot_met[first:]),
         target=trial.target,
         stopped_early=outcome.stopped_early,
-        falling=parts is not None and parts.differs and parts.last < parts.first,
+    )
+    return _looked_into(verdict, scenario, outcome, verdicts, first) if trial.to_the_end else verdict
+
+
+def _looked_into(verdict: Verdict, scenario: Scenario, outcome: Outcome, verdicts: Verdicts, first: int) -> Verdict:
+    """With what a trial `to_the_end` tells beside."""
+    misses: dict[Stage, int] = {}
+    for index in range(first, len(verdicts.met)):
+        if not verdicts.met[index]:
+            stage = blame(scenario, outcome, verdicts, index)
+            misses[stage] = misses.get(stage, 0) + 1
+    tpots_ms = [value for value in verdicts.tpot_ms[first:] if not math.isnan(value)]
+    return replace(
+        verdict,
         misses=tuple(sorted(misses.items(), key=lambda item: -item[1])),
+        mean_tpot_ms=math.fsum(tpots_ms) / len(tpots_ms) if tpots_ms else None,
     )
