@@ -25,7 +25,7 @@ from headrace_core.perf.model import (
     visible_pairs,
 )
 from headrace_core.perf.profiles import find
-from headrace_core.perf.shape import Dtype, Latent, ModelShape
+from headrace_core.perf.shape import Dtype, ModelShape
 from tests.core.perf.build_profiles import LLAMA_3_8B, MEASURED, PRODUCTS, rows_of, splitwise_steps
 from tests.core.perf.shapes import DENSE, GROUPED, LATENT, SPARSE, WINDOWED
 
@@ -102,11 +102,8 @@ def test_a_chunk_attends_to_what_came_before_it() -> None:
 
 
 def test_a_latent_chunk_expands_what_came_before_it_once_more() -> None:
-    plain = replace(
-        LATENT, latent=replace(LATENT.latent or Latent(kv_rank=1, q_rank=0, nope_dim=1, rope_dim=1, value_dim=1))
-    )
-    first = prefill_pass_ms(arithmetic(plain), [(0, 40)], PERFECT)
-    later = prefill_pass_ms(arithmetic(plain), [(60, 40)], PERFECT)
+    first = prefill_pass_ms(arithmetic(LATENT), [(0, 40)], PERFECT)
+    later = prefill_pass_ms(arithmetic(LATENT), [(60, 40)], PERFECT)
     pairs = 4 * 2 * 8 * 20 * (60 * 40)
     assert later - first == pytest.approx(pairs + 4 * 60 * 2 * 32 * 16 * 8)
 
@@ -127,6 +124,18 @@ def test_a_latent_chunk_expands_what_came_before_it_once_more() -> None:
 def test_bytes_of_a_decode_step_by_hand(shape: ModelShape, tensor: int, kv_numbers: int, weights: float) -> None:
     expected = 2 * weights + 2 * 64_000 / tensor + 10 * 500 * 4 * kv_numbers * 2
     assert decode_pass_ms(reading(shape, tensor), 10, 500, PERFECT) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "per_pair"),
+    [(GROUPED, 4 * 8 * 8), (LATENT, 2 * 8 * (36 + 32))],
+    ids=["grouped", "latent: every head works on the whole vector"],
+)
+def test_arithmetic_of_decode_attention_by_hand(shape: ModelShape, per_pair: int) -> None:
+    idle = decode_pass_ms(arithmetic(shape), 10, 0, PERFECT)
+    assert decode_pass_ms(arithmetic(shape), 10, 500, PERFECT) - idle == pytest.approx(4 * 10 * 500 * per_pair)
+    half = decode_pass_ms(arithmetic(shape, 2), 10, 500, PERFECT) - decode_pass_ms(arithmetic(shape, 2), 10, 0, PERFECT)
+    assert half == pytest.approx(4 * 10 * 500 * per_pair / 2)
 
 
 def test_narrow_caches_and_weights_are_read_faster() -> None:
