@@ -142,25 +142,25 @@ class Gateway:
 
     @web.middleware
     async def _shape_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        def refuse(error: Final) -> web.Response:
+            return _refuse(error, request_id_of(request.headers.get(REQUEST_ID)))
+
         try:
             response = await handler(request)
         except Final as error:
-            response = _refuse(error, request_id_of(request.headers.get(REQUEST_ID)))
+            response = refuse(error)
         except web.HTTPMethodNotAllowed as error:
             allowed = ", ".join(sorted(error.allowed_methods))
-            shaped = MethodNotAllowed(f"{request.method} is not allowed on {request.path}: use {allowed}")
-            response = _refuse(shaped, request_id_of(request.headers.get(REQUEST_ID)))
+            response = refuse(MethodNotAllowed(f"{request.method} is not allowed on {request.path}: use {allowed}"))
             response.headers["Allow"] = allowed
         except web.HTTPNotFound:
-            shaped_ = NotFound(f"there is no {request.path} here")
-            response = _refuse(shaped_, request_id_of(request.headers.get(REQUEST_ID)))
+            response = refuse(NotFound(f"there is no {request.path} here"))
         except web.HTTPException:
             raise
         except Exception:
             # The last border: the log has the trace, the client learns no more than that it was not its fault.
             log.exception("unexpected error on %s", request.path)
-            error_ = Final("the gateway has met an unexpected error")
-            response = _refuse(error_, request_id_of(request.headers.get(REQUEST_ID)))
+            response = refuse(Final("the gateway has met an unexpected error"))
         if self.readiness.stopping and not response.prepared:
             response.force_close()
         return response

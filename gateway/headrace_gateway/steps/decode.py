@@ -115,8 +115,8 @@ async def _pass_stream(
     try:
         async for last in events:
             await _pass(last, client, watch)
-    except WorkerLost as error_:
-        raise StreamBroken(f"the stream from {target.pod} broke off") from error_
+    except WorkerLost as lost:
+        raise StreamBroken(f"the stream from {target.pod} broke off") from lost
     if DONE not in last:
         raise StreamBroken(f"the stream from {target.pod} ended early")
     return None
