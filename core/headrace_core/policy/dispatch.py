@@ -111,9 +111,12 @@ class Choice:
 def pick(
     workers: list[DecodeLoad], request: Request, policy: Dispatching, randomness: RandomSource, turn: int = -1
 ) -> Choice:
-    """Choose the decode worker for a request, with no list but the given one.
+    """Choose the decode worker for a request. It makes no list: the simulator asks for each of its requests.
 
-    `turn` counts the requests dispatched before; only `RoundRobin` reads it. Raises ValueError when that lacks it.
+    `turn` is the number of requests dispatched before; only `RoundRobin` reads it.
+
+    Raises:
+        ValueError: the policy is `RoundRobin`, and `turn` is missing.
     """
     fitting = _count_with_room(workers, request)
     if fitting == 0:
