@@ -11,7 +11,8 @@ REMEDIES: Final = {
     Stage.QUEUE: "prompts waited for a prefill worker: add prefill workers, deflect prompts, or lower the rate",
     Stage.PREFILL: "the prefill of the prompt alone took longer than the TTFT SLO: raise the tensor degree of prefill "
     "workers, take a faster accelerator, or raise the SLO",
-    Stage.ADMISSION: "requests waited for a decode worker with room: add decode workers or KV memory",
+    Stage.ADMISSION: "requests waited for a decode worker with room, or for a prefill worker that was full of KV which "
+    "waited to be fetched: add decode workers or KV memory",
     Stage.TRANSFER: "KV was on its way: more bandwidth between the workers, or workers on one node",
     Stage.DECODE: "the decode steps alone took longer than the TPOT SLO: add decode workers to make batches smaller, "
     "or raise their tensor degree",

@@ -82,10 +82,10 @@ def blame(scenario: Scenario, outcome: Outcome, verdicts: Verdicts, index: int) 
     """The stage that made a request miss its SLO (the attribution is ours).
 
     A request that did not get to its end is held up by the stage in which it stopped. Else the earlier SLO decides. A
-    missed TTFT is the prefill's doing if the prefill alone takes longer than the SLO, admission's if the time in
-    which the prefill worker had no room to work made the difference or most of the wait, and else the queue's. A missed TPOT is the
-    decode steps' doing if what is left without waiting for admission, transfer and recomputation still breaks the SLO,
-    and else that of the longest of the three.
+    missed TTFT is the prefill's doing if the prefill alone takes longer than the SLO; admission's if the time in which
+    the prefill worker had no room to work made the difference, or was most of the wait; and else the queue's. A missed
+    TPOT is the decode steps' doing if what is left without waiting for admission, transfer and recomputation still
+    breaks the SLO, and else that of the longest of the three.
     """
     if outcome.status[index] != Status.FINISHED:
         return _stopped_in(outcome, index)
