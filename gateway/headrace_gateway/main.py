@@ -54,40 +54,20 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
 
     Raises OSError if the port is taken.
     """
-    clock, chance = time.monotonic, random.random
-    tokens, metrics, table = Tokens(settings.token_file), Metrics(), RequestTable()
+    tokens, metrics = Tokens(settings.token_file), Metrics()
     registry = Registry(Silence(settings.suspect_after_s, settings.out_after_s))
     readiness = Readiness()
-    async with WorkerClient(tokens, connect_timeout_s=settings.connect_timeout_s, clock=clock) as client:
+    async with WorkerClient(tokens, connect_timeout_s=settings.connect_timeout_s, clock=time.monotonic) as client:
         releases = Releases(client)
-        pipeline = Pipeline(
-            workers=client,
-            registry=registry,
-            releases=releases,
-            table=table,
-            metrics=metrics,
-            bounds=Bounds(settings.worker_wait_s, settings.max_attempts),
-            handoff_max_age_s=settings.handoff_max_age_s,
-            clock=clock,
-            chance=chance,
-        )
-        monitor = Monitor(
-            registry,
-            client,
-            out_after_s=settings.out_after_s,
-            abandon_after_s=settings.abandon_after_s,
-            stream_idle_s=settings.stream_idle_s,
-            clock=clock,
-            chance=chance,
-        )
         gateway = Gateway(
             settings=settings,
-            pipeline=pipeline,
+            pipeline=_pipeline(settings, client, registry, releases, metrics),
             metrics=metrics,
             tokens=tokens,
             readiness=readiness,
             admission=Admission(settings.max_in_flight),
         )
+        monitor = _monitor(settings, client, registry)
         background = asyncio.create_task(_background(settings, registry, readiness, monitor))
         runner = web.AppRunner(
             gateway.application(),
@@ -106,6 +86,34 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
             await releases.drain(RELEASE_DRAIN_S)
             background.cancel()
             await asyncio.wait({background})
+
+
+def _pipeline(
+    settings: Settings, client: WorkerClient, registry: Registry, releases: Releases, metrics: Metrics
+) -> Pipeline:
+    return Pipeline(
+        workers=client,
+        registry=registry,
+        releases=releases,
+        table=RequestTable(),
+        metrics=metrics,
+        bounds=Bounds(settings.worker_wait_s, settings.max_attempts),
+        handoff_max_age_s=settings.handoff_max_age_s,
+        clock=time.monotonic,
+        chance=random.random,
+    )
+
+
+def _monitor(settings: Settings, client: WorkerClient, registry: Registry) -> Monitor:
+    return Monitor(
+        registry,
+        client,
+        out_after_s=settings.out_after_s,
+        abandon_after_s=settings.abandon_after_s,
+        stream_idle_s=settings.stream_idle_s,
+        clock=time.monotonic,
+        chance=random.random,
+    )
 
 
 async def _background(settings: Settings, registry: Registry, readiness: Readiness, monitor: Monitor) -> None:
