@@ -141,7 +141,7 @@ def until(
     every_s: float = 0.5,
     say: Callable[[str], None] | None = None,
 ) -> Found:
-    """Calls `look` until it returns something true; `say` gets what is seen each ten seconds.
+    """Calls `look` until it returns something true; `say` gets what is seen every ten seconds.
 
     Raises:
         TimedOutError: after `timeout_s` seconds.

@@ -44,7 +44,7 @@ def targets(pods: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Lists and writes, each second, until it is ended."""
+    """Lists and writes, every second, until it is ended."""
     parser = argparse.ArgumentParser(prog="python -m e2e.cluster.discovery", description=__doc__)
     parser.add_argument("--server", required=True, help="URL of the API server")
     parser.add_argument("--authority", required=True, help="certificate of the API server's authority")

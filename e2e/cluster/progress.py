@@ -45,7 +45,7 @@ def run_logged(
     env: Mapping[str, str] | None = None,
     expected: str = "",
 ) -> None:
-    """Runs a command (strings and paths) with its output in `log`, and says each 10 s what it is at.
+    """Runs a command (strings and paths) with its output in `log`, and says every 10 s what it is at.
 
     The command ends with this process.
 

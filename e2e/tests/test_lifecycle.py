@@ -16,7 +16,7 @@ KINDS = (
     f"{names.Plural.FLIP}"
 )
 GONE_TIMEOUT_S = 90.0
-"""The garbage collector learns of new kinds, such as ours, each half minute."""
+"""The garbage collector learns of new kinds, such as ours, every half minute."""
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ WATCH_S = 300
 ANSWER_S = 15.0
 """In which an answer must begin; a watch's begins at once."""
 SILENCE_S = 90.0
-"""A bookmark comes each minute: more silence means a connection that died without a word."""
+"""A bookmark comes every minute: more silence means a connection that died without a word."""
 LONGEST_WAIT_S = 5.0
 
 

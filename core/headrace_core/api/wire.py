@@ -85,7 +85,7 @@ class RoleState(Message):
 
 
 class LoadReport(Message):
-    """One event of `GET /v1/load` (server-sent events, `data:` lines, one each 100 ms)."""
+    """One event of `GET /v1/load` (server-sent events, `data:` lines, one every 100 ms)."""
 
     pod: str
     address: str

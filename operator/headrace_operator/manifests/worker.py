@@ -29,7 +29,7 @@ TERMINATION_GRACE_S: Final = 600
 """Long enough for the answers that a worker is writing when it is told to go; it leaves as soon as it is drained."""
 STARTUP_PERIOD_S: Final = 2
 STARTUP_TRIES: Final = 1800
-"""An hour at one probe each two seconds: loading the largest models from a cold store takes tens of minutes."""
+"""An hour at one probe every two seconds: loading the largest models from a cold store takes tens of minutes."""
 
 
 def template_name(cluster: str, pool: str) -> str:
