@@ -70,6 +70,14 @@ CASES: dict[str, tuple[ElasticityView, Decision | Reason]] = {
         view(pool("p", worker("w3", IDLE), worker("w1", IDLE)), BUSY_DECODE),
         FLIP_W1,
     ),
+    "to the busiest pool, whatever a worker that is not ready does": (
+        view(
+            IDLE_PREFILL,
+            pool("d1", worker("w2", 0.7)),
+            pool("d2", worker("w3", 0.9), worker("w4", None, ready=False), desired=1),
+        ),
+        Decision(Reason.IDLE_WORKER, "w1", "p", "d2"),
+    ),
     "to the busiest pool": (
         view(IDLE_PREFILL, pool("d", worker("w2", 0.95)), pool("d2", worker("w3", 0.5))),
         FLIP_W1,

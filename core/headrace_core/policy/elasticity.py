@@ -234,9 +234,15 @@ _RULES: Final[tuple[tuple[Reason, Callable[[ElasticityView, _Move], bool]], ...]
 
 
 def _rank(move: _Move) -> tuple[float, str, float, str]:
-    own = move.worker.busy_share or 0.0
-    theirs = min(worker.busy_share or 0.0 for worker in move.pool.workers)
-    return own, move.worker.pod, -theirs, move.pool.name
+    """The idlest worker first, and of its targets the one whose least busy worker is the busiest."""
+    theirs = min(_known_share(worker) for worker in move.pool.workers if worker.ready)
+    return _known_share(move.worker), move.worker.pod, -theirs, move.pool.name
+
+
+def _known_share(worker: WorkerView) -> float:
+    if worker.busy_share is None:
+        raise ValueError(f"the load of {worker.pod} is unknown: then the cluster holds before any worker is ranked")
+    return worker.busy_share
 
 
 def _percent(share: float | None) -> str:
