@@ -22,6 +22,7 @@ from headrace_operator.errors import (
     GoneError,
     InvalidError,
     NotFoundError,
+    SettingsError,
 )
 
 Object = dict[str, Any]
@@ -110,12 +111,21 @@ class Api:
     async def connect(
         cls, environment: Mapping[str, str] = os.environ, on_request: Callable[[str], None] | None = None
     ) -> Api:
-        """Use the file that KUBECONFIG names; without one, the pod's service account (re-read as it rotates)."""
+        """Use the file that KUBECONFIG names; without one, the pod's service account (re-read as it rotates).
+
+        Raises:
+            SettingsError: neither can be read.
+        """
         configuration = client.Configuration()
-        if environment.get("KUBECONFIG"):
-            await config.load_kube_config(config_file=environment["KUBECONFIG"], client_configuration=configuration)
-        else:
-            config.load_incluster_config(client_configuration=configuration)
+        given = environment.get("KUBECONFIG")
+        try:
+            if given:
+                await config.load_kube_config(config_file=given, client_configuration=configuration)
+            else:
+                config.load_incluster_config(client_configuration=configuration)
+        except config.ConfigException as error:
+            remedy = "name a file that is one" if given else "run in a pod, or name a kubeconfig"
+            raise SettingsError(f"KUBECONFIG={given or ''!r}: {error}: {remedy}") from error
         return cls(configuration, on_request)
 
     async def close(self) -> None:

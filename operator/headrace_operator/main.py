@@ -82,7 +82,11 @@ async def lead(api: Api, settings: Settings, metrics: Metrics, lease: Lease, sto
 
 
 async def serve(settings: Settings) -> int:
-    """Run one operator process; return its exit status."""
+    """Run one operator process; return its exit status.
+
+    Raises:
+        SettingsError: no way to the API server is configured.
+    """
     metrics = Metrics()
     api = await Api.connect(on_request=lambda method: metrics.api_requests.labels(method).inc())
     servers = [
@@ -130,12 +134,12 @@ def main() -> None:
     """Entry point of `headrace-operator`."""
     try:
         settings = from_environment(os.environ)
+        logging.basicConfig(
+            level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+        )
+        # kopf tells of every event at INFO; what the operator does is in its own lines.
+        logging.getLogger("kopf").setLevel(logging.WARNING)
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+        sys.exit(asyncio.run(serve(settings)))
     except SettingsError as error:
         sys.exit(f"headrace-operator: {error}")
-    logging.basicConfig(
-        level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
-    # kopf tells of every event at INFO; what the operator does is in its own lines.
-    logging.getLogger("kopf").setLevel(logging.WARNING)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    sys.exit(asyncio.run(serve(settings)))

@@ -11,6 +11,7 @@ from headrace_core.api import names
 from headrace_core.api.names import Env, Label, Role
 from headrace_operator.errors import SettingsError
 from headrace_operator.handlers import settings as kopf_settings
+from headrace_operator.kube import Api
 from headrace_operator.manifests import gateway, worker
 from headrace_operator.manifests.shared import Images, revision
 from headrace_operator.plan.view import ClusterSpec, PoolSpec
@@ -161,3 +162,12 @@ def test_settings_from_the_environment() -> None:
 def test_a_bad_setting_is_named_with_what_is_expected(name: str, value: str) -> None:
     with pytest.raises(SettingsError, match=f"{name}.*(give|start|must hold)"):
         from_environment({name: value})
+
+
+@pytest.mark.parametrize("kubeconfig", ["", "/nowhere/config"])
+async def test_without_a_way_to_the_api_server_the_remedy_is_named(
+    kubeconfig: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(SettingsError, match=f"KUBECONFIG='{kubeconfig}'.*name a"):
+        await Api.connect({"KUBECONFIG": kubeconfig})
