@@ -109,6 +109,7 @@ UNSERVED = {"start": NEVER, "first": NEVER, "admitted": NEVER, "transferred": NE
         ({"status": Status.UNFINISHED, "last": NEVER}, True, False),
         ({"status": Status.REJECTED, "last": NEVER}, True, False),
         (UNSERVED | {"status": Status.REJECTED}, False, False),
+        (UNSERVED | {"status": Status.UNFINISHED, "output": 1}, False, False),
     ],
 )
 def test_a_request_meets_its_slo(changes: dict[str, Any], ttft_met: bool, tpot_met: bool) -> None:
