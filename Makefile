@@ -17,7 +17,7 @@ E2E_SIDE_BY_SIDE := $(if $(filter-out local,$(CLUSTER)),,$(SIDE_BY_SIDE))
 DEMO := demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo down unit test e2e lint format verify generate lock bench
+.PHONY: help setup demo down unit test e2e lint format verify generate lock compiled bench
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -42,7 +42,7 @@ demo: setup ## Run the demo: a cluster, real workers, a load, a flip (KEEP=1 lea
 down: $(STAMP) ## End a demo that was kept running
 	@$(PY) -m e2e.cluster down --name $(DEMO)
 
-unit: $(STAMP) ## Unit tests: no service, under a minute
+unit: $(STAMP) ## Unit tests: no service, a minute or two
 	@$(PY) -m pytest -q $(SIDE_BY_SIDE) tests
 
 e2e: setup ## End-to-end tests on a real API server with real workers (CLUSTER=local|kind|current)
@@ -74,6 +74,9 @@ lock: ## Resolve the locked requirements anew
 	@$(BIN)/uv pip compile -q requirements/bootstrap.in --generate-hashes --no-annotate --no-header \
 	  -o requirements/bootstrap.txt
 	@$(COMPILE_LOCK) requirements/lock.txt
+
+compiled: $(STAMP) ## Compile the core into a cache outside the tree, and say where (the first time about a minute)
+	@$(PY) -m bench.core.compiled
 
 bench: setup ## Measure speed
 	@for script in bench/*.py; do echo "== $$script"; PYTHONPATH=. $(PY) $$script || exit 1; done
