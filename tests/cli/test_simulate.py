@@ -63,6 +63,20 @@ def test_the_report_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.err == ""  # no bar where nobody looks at it
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_long_run_shows_its_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr("headrace_cli.simulate.BAR_AFTER_S", 0.0)
+    assert run(*replaced("--count", "4500")) == 0
+    assert "simulating" in terminal.getvalue()
+    assert "/4500" in terminal.getvalue()
+
+
 def test_equal_runs_give_equal_reports(capsys: pytest.CaptureFixture[str]) -> None:
     one, same, other = (reported(capsys, *ALL, "--seed", seed) for seed in ("3", "3", "4"))
     assert one == same
