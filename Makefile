@@ -80,3 +80,4 @@ compiled: $(STAMP) ## Compile the core into a cache outside the tree, and say wh
 
 bench: setup ## Measure speed
 	@for script in bench/*.py; do echo "== $$script"; PYTHONPATH=. $(PY) $$script || exit 1; done
+	@echo "== decisions of the core"; $(PY) -m bench.core.decisions
