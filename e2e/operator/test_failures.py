@@ -71,6 +71,39 @@ def test_a_restarted_worker_gets_its_label_back(light: Light, operator: Operator
     assert len(light.pods()) == 3
 
 
+def test_labels_that_somebody_removes_or_breaks_come_back(light: Light, operator: Operator) -> None:
+    """Nothing is deleted for it, and the worker can be flipped as before."""
+    light.apply()
+    operator.start()
+    light.wait_ready()
+    before = uids(light)
+    pod, where = light.pod(0), ("-n", light.namespace, "--overwrite")
+    edits = [
+        ("label", f"{names.Label.ROLE}-"),
+        ("label", f"{names.Label.ROLE}=both"),
+        ("label", f"{names.Label.POOL}-"),
+        ("label", f"{names.Label.POOL}=decode"),
+        ("label", f"{names.Label.CLUSTER}-"),
+        ("annotate", f"{names.Annotation.FLIP_ID}="),
+        ("annotate", f"{names.Annotation.EPOCH}-"),
+    ]
+
+    def repaired() -> bool:
+        found = light.pods().get(pod)
+        if found is None or names.Annotation.FLIP_ID in found["metadata"]["annotations"]:
+            return False
+        labels = found["metadata"]["labels"]
+        return (labels.get(names.Label.ROLE), labels.get(names.Label.POOL)) == ("prefill", "prefill")
+
+    for command, edit in edits:
+        light.cluster.kubectl(command, "pod", pod, edit, *where)
+        until(f"the repair of {edit}", repaired, timeout_s=30, seen=light.in_words, every_s=0.2)
+        light.wait_ready()
+        assert uids(light) == before, edit
+    assert light.finished(light.ask_for_flip(0, "decode")).outcome == "Succeeded"
+    assert operator.running()
+
+
 @pytest.mark.needs(Ability.RESTART_API_SERVER)
 def test_the_api_server_is_restarted(light: Light) -> None:
     """The operator outlives it and goes on, with a Lease that outlasts the restart."""

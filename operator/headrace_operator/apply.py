@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from headrace_core.api import names, resources
 from headrace_core.api.names import Annotation, Condition, FlipStep, Label, Outcome, Reason
@@ -118,6 +118,9 @@ class Applier:
         body = worker.pod(scene.cluster, action.slot, merged.template, merged.revision)
         try:
             self._wrote(scene, await self._api.create(PODS, body))
+        except ConflictError:
+            await self._take_back(scene, body["metadata"]["name"])
+            raise
         except InvalidError as error:
             # The template alone was fine, so it is the pod as a whole that is not; say so where people look.
             text = f"pod {body['metadata']['name']} was refused: {error.message}"
@@ -125,6 +128,22 @@ class Applier:
             raise
         text = f"created pod {body['metadata']['name']} in pool {action.pool}"
         await self._recorder.record(scene.cluster, action.reason, text)
+
+    async def _take_back(self, scene: Scene, name: str) -> None:
+        """Give a worker of ours the label again by which it is found; without it, its name would be taken for good."""
+        try:
+            body = await self._api.get(PODS, scene.cluster.namespace, name)
+        except NotFoundError:
+            return
+        meta = body["metadata"]
+        owners = [item["uid"] for item in meta.get("ownerReferences") or [] if item.get("controller")]
+        if scene.cluster.uid not in owners or Label.CLUSTER in (meta.get("labels") or {}):
+            return
+        labels = {"labels": {Label.CLUSTER: scene.cluster.name}}
+        written = await self._api.patch_metadata(PODS, scene.cluster.namespace, name, meta["resourceVersion"], labels)
+        self._wrote(scene, written)
+        text = f"{name} had lost its label {Label.CLUSTER}: labels repaired"
+        await self._recorder.record(scene.cluster, Reason.ROLE_REPAIRED, text, warning=True)
 
     async def _delete_pod(self, scene: Scene, action: act.DeletePod) -> None:
         pod = action.pod
@@ -169,13 +188,8 @@ class Applier:
             Annotation.DEADLINE: times.micro(entry.deadline),
             Annotation.BOOT_ID: entry.boot_id,
         }
-        operations = [
-            *_expect(action.pod),
-            _label("replace", Label.ROLE, names.ROLE_DRAINING),
-            _label("add", Label.LLMD_ROLE, names.ROLE_DRAINING),
-            *(_mark("add", name, value) for name, value in marks.items()),
-        ]
-        await self._patch_pod(scene, action.pod, operations)
+        labels = {Label.ROLE: names.ROLE_DRAINING, Label.LLMD_ROLE: names.ROLE_DRAINING}
+        await self._mark_pod(scene, action.pod, labels, marks)
         self.crash_point(FlipStep.LABELLED)
 
     async def _post_role(self, scene: Scene, action: act.PostRole) -> None:
@@ -193,19 +207,9 @@ class Applier:
 
     async def _relabel(self, scene: Scene, action: act.Relabel) -> None:
         pod = action.pod
-        marks = _FLIP_MARKS if pod.flip is not None else ()
         self.crash_point(FlipStep.SWITCHED)
-        operations = [
-            *_expect(pod),
-            _label("replace", Label.ROLE, action.role.value),
-            _label("add", Label.LLMD_ROLE, action.role.value),
-            _label("replace", Label.POOL, action.pool),
-            _mark("add", Annotation.EPOCH, str(action.epoch)),
-            # `add` first: removing an annotation that somebody else has removed is an error, and no reason to stop.
-            *(_mark("add", name, "") for name in marks),
-            *(_mark("remove", name) for name in marks),
-        ]
-        await self._patch_pod(scene, pod, operations)
+        labels = {Label.ROLE: action.role.value, Label.LLMD_ROLE: action.role.value, Label.POOL: action.pool}
+        await self._mark_pod(scene, pod, labels, {Annotation.EPOCH: str(action.epoch), **dict.fromkeys(_FLIP_MARKS)})
         if action.reason is Reason.ROLE_REPAIRED:
             text = f"{pod.name} is a {action.role.value} worker at epoch {action.epoch}: labels repaired"
             await self._recorder.record(scene.cluster, action.reason, text, warning=True)
@@ -316,6 +320,17 @@ class Applier:
             # Another operator asked for the same flip in the same second.
             return
 
+    async def _mark_pod(
+        self, scene: Scene, pod: Pod, labels: Mapping[str, str], marks: Mapping[str, str | None]
+    ) -> None:
+        """Set labels and annotations of a pod that nobody has touched since it was read.
+
+        A JSON patch would fail for good on a label or an annotation that somebody has removed.
+        """
+        metadata = {"labels": dict(labels), "annotations": dict(marks)}
+        written = await self._api.patch_metadata(PODS, pod.namespace, pod.name, str(pod.resource_version), metadata)
+        self._wrote(scene, written)
+
     async def _patch_pod(self, scene: Scene, pod: Pod, operations: list[Object]) -> None:
         try:
             written = await self._api.patch_json(PODS, pod.namespace, pod.name, operations)
@@ -341,26 +356,3 @@ _FLIP_MARKS: Final[tuple[str, ...]] = (
     Annotation.DEADLINE,
     Annotation.BOOT_ID,
 )
-
-
-def _pointer(name: str) -> str:
-    """A key as JSON pointers spell it (RFC 6901)."""
-    return name.replace("~", "~0").replace("/", "~1")
-
-
-def _label(operation: str, name: str, value: str) -> dict[str, Any]:
-    return {"op": operation, "path": f"/metadata/labels/{_pointer(name)}", "value": value}
-
-
-def _mark(operation: str, name: str, value: str | None = None) -> dict[str, Any]:
-    body: dict[str, Any] = {"op": operation, "path": f"/metadata/annotations/{_pointer(name)}"}
-    return body if value is None else body | {"value": value}
-
-
-def _expect(pod: Pod) -> list[Object]:
-    """The compare part: the same pod, still in the role and at the epoch that was read."""
-    return [
-        {"op": "test", "path": "/metadata/uid", "value": pod.uid},
-        _label("test", Label.ROLE, pod.role),
-        _mark("test", Annotation.EPOCH, str(pod.epoch)),
-    ]

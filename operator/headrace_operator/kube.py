@@ -213,6 +213,18 @@ class Api:
         query = {"fieldManager": names.MANAGER}
         return await self._call("PATCH", resource.path(namespace, name, "status"), query, body, content_type=_MERGE)
 
+    async def patch_metadata(
+        self, resource: Resource, namespace: str, name: str, resource_version: str, metadata: Object
+    ) -> Object:
+        """Merge labels and annotations into an object's, if it is still the one that was read; None removes one.
+
+        Raises:
+            ConflictError: it is not.
+        """
+        body = {"metadata": {**metadata, "resourceVersion": resource_version}}
+        query = {"fieldManager": names.MANAGER}
+        return await self._call("PATCH", resource.path(namespace, name), query, body, content_type=_MERGE)
+
     async def patch_json(self, resource: Resource, namespace: str, name: str, operations: list[Object]) -> Object:
         """JSON patch (RFC 6902); its `test` operations make it a compare-and-swap.
 

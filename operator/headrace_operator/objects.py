@@ -122,5 +122,7 @@ def _version(body: Object) -> str:
 
 
 def _first_line(secret: Object) -> str:
-    raw = base64.b64decode((secret.get("data") or {}).get(names.TOKEN_SECRET_KEY, "")).decode()
-    return next((line.strip() for line in raw.splitlines() if line.strip()), "")
+    raw = base64.b64decode((secret.get("data") or {}).get(names.TOKEN_SECRET_KEY, ""))
+    # What no header can carry is no token. Without one the workers refuse us, and that is told of each.
+    lines = (line.strip() for line in raw.decode("ascii", errors="replace").splitlines())
+    return next((line for line in lines if line and line.isascii() and line.isprintable()), "")

@@ -19,6 +19,11 @@ log: Final = logging.getLogger(__name__)
 RETRY_FIRST_S: Final = 0.2
 RETRY_MAX_S: Final = 5.0
 
+EARLIEST_S: Final = 86400.0
+"""A deadline long past, from which a drain's length can still be taken away."""
+MAX_DIGITS: Final = 15
+"""Of an epoch: any such number is exact in JSON."""
+
 Key = tuple[str, str]
 """Namespace and name of an InferenceCluster."""
 
@@ -152,10 +157,10 @@ def _flip_marks(marks: Mapping[str, str]) -> FlipMarks | None:
     if Annotation.FLIP_ID not in marks:
         return None
     try:
-        deadline = times.parse(marks.get(Annotation.DEADLINE, ""))
+        deadline = max(EARLIEST_S, times.parse(marks.get(Annotation.DEADLINE, "")))
     except ValueError:
         # Somebody edited the annotation. A deadline that has passed is the safe reading: the flip is rolled back.
-        deadline = 0.0
+        deadline = EARLIEST_S
     return FlipMarks(
         flip=marks[Annotation.FLIP_ID],
         from_role=marks.get(Annotation.FROM_ROLE, ""),
@@ -168,4 +173,4 @@ def _flip_marks(marks: Mapping[str, str]) -> FlipMarks | None:
 
 def _number(text: str) -> int:
     """An epoch annotation; one that somebody broke reads as 0, and the worker's own epoch then repairs it."""
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else 0

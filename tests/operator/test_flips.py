@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -19,10 +19,11 @@ from headrace_operator.plan.actions import (
     WriteJournal,
 )
 from headrace_operator.plan.flips import plan_flips, step_of
-from headrace_operator.plan.view import Silent
+from headrace_operator.plan.view import FlipMarks, Silent
 from tests.operator.builders import FENCE, GRACE_S, NOW, World, draining, entry, pod, pool, state, switched
 
 OTHERS = (pod(1), pod(2, "decode"))
+MARKS = FlipMarks(flip="f1", from_role="prefill", to_role="decode", to_pool="decode", deadline=NOW, boot_id="boot")
 
 
 def summary(actions: Sequence[Action]) -> list[str]:
@@ -242,6 +243,45 @@ REPAIRS = [
         ["relabel chat-w0 prefill prefill 0 RoleRepaired"],
     ),
     Case("unknown role: nothing", World().with_pods(pod(0), *OTHERS).with_roles({0: Silent(why="x")}), []),
+    Case(
+        "the role label is gone: it comes back",
+        World().with_pods(pod(0, role=""), *OTHERS).with_roles({0: state()}),
+        ["relabel chat-w0 prefill prefill 0 RoleRepaired"],
+    ),
+    Case(
+        "the pool label is gone: it comes back, and nothing was flipped",
+        World().with_pods(pod(0, pool=""), *OTHERS).with_roles({0: state()}),
+        ["relabel chat-w0 prefill prefill 0 RoleRepaired"],
+    ),
+    Case(
+        "the pool label says a pool of the other role: the worker goes back, and nothing was flipped",
+        World().with_pods(pod(0, pool="decode"), *OTHERS).with_roles({0: state()}),
+        ["relabel chat-w0 prefill prefill 0 RoleRepaired"],
+    ),
+    Case(
+        "marks of a flip without the label: cleared, nobody is flipped by them",
+        World().with_pods(pod(0, flip=MARKS), *OTHERS).with_roles({0: state()}),
+        ["relabel chat-w0 prefill prefill 0 RoleRepaired"],
+    ),
+    Case(
+        "marks of a flip from a pool that cannot be: cleared",
+        World().with_pods(draining(0, pool="p" * 63), *OTHERS).with_roles({0: state()}),
+        ["relabel chat-w0 prefill prefill 0 RoleRepaired"],
+    ),
+    *(
+        Case(
+            f"marks that no operator can have written ({what}): cleared",
+            World().with_pods(replace(draining(0), flip=replace(MARKS, **marks)), *OTHERS).with_roles({0: state()}),
+            ["relabel chat-w0 prefill prefill 0 RoleRepaired"],
+        )
+        for what, marks in {
+            "no name": {"flip": ""},
+            "no name of an object": {"flip": "../F 1"},
+            "a long name": {"flip": "f" * 254},
+            "a long pool": {"to_pool": "p" * 41},
+            "a long boot id": {"boot_id": "b" * 65},
+        }.items()
+    ),
 ]
 
 
@@ -267,6 +307,12 @@ def test_the_rebuilt_entry_equals_the_lost_one_where_it_can() -> None:
     (action,) = plan_flips(World().with_pods(draining(0), *OTHERS).look(), GRACE_S)
     assert isinstance(action, WriteJournal)
     assert action.journal == (entry(started=NOW, step=FlipStep.LABELLED),)
+
+
+def test_two_pods_with_the_marks_of_one_flip_make_one_entry() -> None:
+    (action,) = plan_flips(World().with_pods(draining(0), draining(1), pod(2, "decode")).look(), GRACE_S)
+    assert isinstance(action, WriteJournal)
+    assert [made.name for made in action.journal] == ["f1"]
 
 
 @pytest.mark.parametrize(

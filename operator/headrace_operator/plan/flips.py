@@ -7,9 +7,12 @@ effect. Which flip may begin is decided in `plan/admission`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
+from headrace_core.api import names
 from headrace_core.api.names import FlipStep, Outcome, Reason, Role
 from headrace_core.api.wire import Phase, RoleState
 from headrace_operator.plan.actions import (
@@ -21,7 +24,13 @@ from headrace_operator.plan.actions import (
     Relabel,
     WriteJournal,
 )
-from headrace_operator.plan.view import Entry, Observed, Pod, PoolSpec, Silent
+from headrace_operator.plan.view import Entry, FlipMarks, Observed, Pod, PoolSpec, Silent
+
+OBJECT_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+MAX_NAME: Final = 253
+MAX_POOL_NAME: Final = 40
+MAX_BOOT_ID: Final = 64
+"""Lengths that the journal has room for (`ActiveFlip`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +64,14 @@ def plan_flips(observed: Observed, grace_s: float) -> list[Action]:
 
 
 def rebuild(observed: Observed) -> list[Entry]:
-    """Entries for pods in the middle of a flip that the journal does not know: the status was lost."""
+    """Entries for pods in the middle of a flip that the journal does not know: the status was lost.
+
+    Annotations that no operator can have written make none: without an entry the worker decides, in `repair`.
+    """
     known = {entry.pod_uid for entry in observed.journal}
     timeout_s = observed.cluster.flips.drain_timeout_s
-    return [
-        Entry(
+    found = {
+        pod.flip.flip: Entry(
             name=pod.flip.flip,
             pod=pod.name,
             pod_uid=pod.uid,
@@ -73,8 +85,19 @@ def rebuild(observed: Observed) -> list[Entry]:
             step=FlipStep.LABELLED,
         )
         for pod in observed.workers
-        if pod.flip is not None and pod.uid not in known
-    ]
+        if pod.flip is not None and pod.draining and pod.uid not in known and _can_be_ours(pod, pod.flip)
+    }
+    taken = {entry.name for entry in observed.journal}
+    return [entry for name, entry in found.items() if name not in taken]
+
+
+def _can_be_ours(pod: Pod, marks: FlipMarks) -> bool:
+    return (
+        len(marks.flip) <= MAX_NAME
+        and OBJECT_NAME.fullmatch(marks.flip) is not None
+        and max(len(pod.pool), len(marks.to_pool)) <= MAX_POOL_NAME
+        and len(marks.boot_id) <= MAX_BOOT_ID
+    )
 
 
 def next_step(observed: Observed, entry: Entry, grace_s: float) -> list[Action]:
@@ -177,19 +200,27 @@ def home(observed: Observed, pod: Pod, role: Role, prefer: str) -> PoolSpec | No
 
 
 def repair(observed: Observed) -> list[Action]:
-    """Relabel workers whose role or epoch is not what their labels say, with no flip open: they were restarted."""
+    """Relabel workers that are not what their labels say, with no flip open.
+
+    They were restarted, or somebody has edited the labels. The pool label alone moves nobody: a worker in a pool of
+    another role, or in none, goes back to its own, before that pool is found short and the other one too large.
+    """
     busy = {entry.pod_uid for entry in observed.journal}
     for pod in observed.workers:
         state = observed.roles.get(pod.uid)
         if pod.uid in busy or not isinstance(state, RoleState) or state.phase is not Phase.READY:
             continue
-        if state.role.value == pod.role and state.epoch == pod.epoch:
+        present = observed.cluster.pool(pod.pool)
+        strayed = not pod.pool or (present is not None and present.role is not state.role)
+        if state.role.value == pod.role and state.epoch == pod.epoch and pod.flip is None and not strayed:
             continue
         pool = home(observed, pod, state.role, prefer=pod.pool)
         if pool is None:
             return [DeletePod(pod, Reason.ROLE_REPAIRED, f"no pool is left for a {state.role.value} worker")]
         actions: list[Action] = [Relabel(pod, pool.name, state.role, state.epoch, Reason.ROLE_REPAIRED)]
-        if pool.name != pod.pool:
+        # A flip has written both labels. Where they contradict each other, no flip was counted.
+        was_flipped = present is not None and pod.role in (present.role.value, names.ROLE_DRAINING)
+        if pool.name != pod.pool and was_flipped:
             counts = _moved(observed.flipped, pod.pool, pool.name)
             actions.append(WriteJournal(observed.journal, counts, observed.window, Reason.ROLE_REPAIRED, pod.name))
         return actions
