@@ -27,6 +27,8 @@ class Lease:
         self._settings = settings
         self._seen: tuple[str, str] | None = None
         self._seen_at = 0.0
+        self._highest = 0
+        """Most transitions seen in any Lease of this name."""
         # A pod that restarts keeps its name: the suffix makes each process a holder of its own.
         self.identity = f"{settings.pod_name}_{uuid.uuid4().hex[:8]}"
         self.transitions = 0
@@ -98,10 +100,13 @@ class Lease:
         }
         if found is None:
             meta = {"name": self._settings.lease_name, "namespace": self._settings.pod_namespace}
-            spec = ours | {"acquireTime": stamp, "leaseTransitions": 1}
+            # Somebody has deleted it. The workers remember the highest fence, so a lower one would end all flips.
+            transitions = self.transitions if self.held else self._highest + 1
+            spec = ours | {"acquireTime": stamp, "leaseTransitions": transitions}
             body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
             return self._won(await self._api.create(LEASES, body))
         spec = found.setdefault("spec", {})
+        self._highest = max(self._highest, int(spec.get("leaseTransitions") or 0))
         if spec.get("holderIdentity") == self.identity:
             spec |= ours
             return self._won(await self._api.replace(LEASES, found))

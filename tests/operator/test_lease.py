@@ -70,6 +70,23 @@ async def test_a_second_one_waits_and_each_change_of_hands_raises_the_fence() ->
     assert await asyncio.wait_for(waiting, 3) == 2
 
 
+async def test_a_lease_that_somebody_deletes_comes_back_with_its_fence() -> None:
+    api = FakeApi()
+    for _ in range(3):
+        holder = lease(api)
+        await holder.acquire()
+        await holder.release()
+    holder, candidate = lease(api), lease(api)
+    assert await holder.acquire() == 4
+    assert not await candidate._try()
+    api.lease = None
+    assert await holder._try()
+    assert holder.transitions == 4
+    api.lease = None
+    assert await candidate._try()
+    assert candidate.transitions == 5
+
+
 async def test_renewing_does_not_raise_the_fence() -> None:
     api = FakeApi()
     first = lease(api)
