@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from aiohttp import web
+from aiohttp.http_exceptions import PayloadEncodingError
 
 from headrace_gateway import metrics as metrics_module
 from headrace_gateway.errors import (
+    BadRequest,
     BodyTimeout,
     BodyTooLarge,
     ClientGone,
@@ -85,7 +87,7 @@ class Gateway:
                 body = await self._read_body(request)
                 parsed = parse(body, endpoint=endpoint, served_name=self.settings.served_name, request_id=request_id)
                 self.metrics.stage.labels("admit").observe(clock() - arrived_at_s)
-                client = StreamingClient(request, request_id)
+                client = StreamingClient(request, request_id, self.settings.client_stall_s)
                 answer = await self.pipeline.serve(parsed, client, arrived_at_s)
                 response = await client.end() if answer is None else _respond(answer, request_id)
             code = response.status
@@ -111,6 +113,8 @@ class Gateway:
             raise BodyTimeout(f"the body did not arrive within {self.settings.body_timeout_s:g} s") from None
         except web.HTTPRequestEntityTooLarge:
             raise BodyTooLarge(f"the body is over {self.settings.max_body_bytes} bytes") from None
+        except (web.RequestPayloadError, PayloadEncodingError) as error:
+            raise BadRequest(f"the body cannot be read: {error}") from error
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         body = models_body(
@@ -169,8 +173,9 @@ class Gateway:
 class StreamingClient:
     """The client's side of one streamed answer (ports.Client)."""
 
-    def __init__(self, request: web.Request, request_id: str) -> None:
+    def __init__(self, request: web.Request, request_id: str, stall_s: float) -> None:
         self._request = request
+        self._stall_s = stall_s
         self._response = web.StreamResponse(
             headers={
                 "Content-Type": f"{EVENT_STREAM}; charset=utf-8",
@@ -189,9 +194,17 @@ class StreamingClient:
             raise ClientGone from error
 
     async def write(self, chunk: bytes) -> None:
-        """Send bytes of the body, waiting while the client's buffer is full."""
+        """Send bytes of the body, waiting while the client's buffer is full.
+
+        A client that takes nothing for too long is let go: its decode worker could never be drained.
+        """
         try:
-            await self._response.write(chunk)
+            async with asyncio.timeout(self._stall_s):
+                await self._response.write(chunk)
+        except TimeoutError:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise ClientGone from None
         except ConnectionError as error:
             raise ClientGone from error
 

@@ -139,8 +139,11 @@ def _match(
     wanted: set[str],
     begin: Callable[[str], Any],
 ) -> None:
-    """Begin a task for each wanted address that has none, and end the others."""
+    """Begin a task for each wanted address that has none, or whose task has failed, and end the others."""
     for address in tasks.keys() - wanted:
         tasks.pop(address).cancel()
+    for address in [address for address, task in tasks.items() if task.done()]:
+        # It never ends by itself, so this is an error that nobody has thought of. It must not cost the worker.
+        log.error("the stream of %s has failed, and begins again", address, exc_info=tasks.pop(address).exception())
     for address in wanted - tasks.keys():
         tasks[address] = asyncio.get_running_loop().create_task(begin(address))

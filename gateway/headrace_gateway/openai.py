@@ -263,9 +263,16 @@ def _judge_error(status: int, code: Any) -> Verdict:
     return Verdict.FAILED
 
 
+def _json_of(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
 def _error_of(body: bytes) -> Mapping[str, Any]:
     try:
-        parsed = json.loads(body)
+        parsed = _json_of(body)
     except ValueError:
         return {}
     error = parsed.get("error") if isinstance(parsed, dict) else None
@@ -277,7 +284,7 @@ def read_prefill_answer(body: bytes) -> PrefillAnswer:
 
     Raises ValueError when the body is not JSON or carries no `headrace` of the right shape.
     """
-    parsed = json.loads(body)
+    parsed = _json_of(body)
     if not isinstance(parsed, dict) or "headrace" not in parsed:
         raise ValueError("the prefill answer has no field headrace")
     kv = parsed.get("kv_transfer_params")
@@ -289,10 +296,15 @@ def read_prefill_answer(body: bytes) -> PrefillAnswer:
 
 
 def clean_answer(body: bytes) -> bytes:
-    """A decode worker's whole answer without the fields that are Headrace's own business."""
-    if not any(f'"{field}"'.encode() in body for field in INTERNAL_FIELDS):
+    """A decode worker's whole answer without the fields that are Headrace's own business.
+
+    Raises ValueError when the body is not a JSON object.
+    """
+    parsed = _json_of(body)
+    if not isinstance(parsed, dict):
+        raise ValueError("the answer is not a JSON object")  # noqa: TRY004 - as for all that is not what was asked for
+    if not parsed.keys() & set(INTERNAL_FIELDS):
         return body
-    parsed = json.loads(body)
     for field in INTERNAL_FIELDS:
         parsed.pop(field, None)
     return json.dumps(parsed, separators=(",", ":"), ensure_ascii=False).encode()

@@ -76,6 +76,12 @@ class Settings:
         30.0,
         least=0.001,
     )
+    client_stall_s: float = _setting(
+        "HEADRACE_GATEWAY_CLIENT_STALL",
+        "seconds for which a client may take nothing of its stream before it is let go",
+        120.0,
+        least=0.001,
+    )
     connect_timeout_s: float = _setting(
         "HEADRACE_GATEWAY_CONNECT_TIMEOUT", "seconds to connect to a worker", 2.0, least=0.001
     )

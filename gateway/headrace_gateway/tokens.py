@@ -36,8 +36,9 @@ class Tokens:
             status = self._path.stat()
             stamp = (status.st_mtime_ns, status.st_ino, status.st_size)
             if stamp != self._stamp:
-                text = self._path.read_text(encoding="utf-8")
-                self._lines = tuple(line.strip() for line in text.splitlines() if line.strip())
+                # What no header can carry is no token: a Secret with garbage in it must not stop the streams.
+                lines = (line.strip() for line in self._path.read_text("ascii", "replace").splitlines())
+                self._lines = tuple(line for line in lines if line and line.isascii() and line.isprintable())
                 self._stamp = stamp
         except FileNotFoundError:
             # A mounted Secret is swapped by renaming a link: for a moment the old lines are all there is.
