@@ -8,64 +8,15 @@ from __future__ import annotations
 from collections import deque
 from typing import final
 
-from headrace_core.perf.costs import StepCosts, squares
-from headrace_core.policy import admission, in_place
+from headrace_core.perf.costs import StepCosts
+from headrace_core.policy import admission
 from headrace_core.policy.admission import Admission, DecodeMemory
 from headrace_core.sim.batch import Batch
+from headrace_core.sim.lane import Lane, Prompts
 from headrace_core.sim.outcome import Status
 from headrace_core.sim.request import KvCache, SimRequest, Surroundings
-from headrace_core.sim.scenario import Colocation, Duty, Scenario
+from headrace_core.sim.scenario import Scenario
 from headrace_core.sim.turns import Turns
-
-
-@final
-class Lane:
-    """One batch of a decode worker. There are as many as pipeline stages, each in another stage at any time."""
-
-    __slots__ = (
-        "again_steps",
-        "batch",
-        "idle",
-        "index",
-        "joined",
-        "pass_ms",
-        "pieces",
-        "ready",
-        "stalled_ms",
-        "stamp",
-        "start_ms",
-        "steps",
-        "to_compute",
-        "turns",
-    )
-
-    def __init__(self, index: int, batch: Batch, turns: Turns) -> None:
-        self.index = index
-        self.batch = batch
-        self.turns = turns
-        self.idle = True
-        self.stamp = 0
-        """Of the wake-up that counts; earlier ones were overtaken."""
-        self.start_ms = 0.0
-        self.steps = 0
-        """Decode steps that are planned from `start_ms` on."""
-        self.pass_ms = 0.0
-        """Length of the pass, when it computes prompt tokens; its step is the only one then."""
-        self.pieces: list[tuple[SimRequest, int]] = []
-        self.to_compute: deque[SimRequest] = deque()
-        """Admitted requests whose context is computed here."""
-        self.ready: deque[SimRequest] = deque()
-        """Requests whose KV is there, and who join at the next boundary."""
-        self.joined: list[SimRequest] = []
-        """Who joined and has not taken part in a step yet."""
-        self.stalled_ms = 0.0
-        """For how long a prompt has kept the batch waiting."""
-        self.again_steps = 0
-        """Steps after which a waiting request may ask for admission again; 0: when the batch changes."""
-
-    def requests(self) -> int:
-        """All that are admitted to this lane and have not ended, but those whose KV is on its way."""
-        return self.batch.size + self.turns.parked() + len(self.ready) + len(self.to_compute)
 
 
 @final
@@ -74,14 +25,11 @@ class DecodeReplica:
 
     __slots__ = (
         "_around",
-        "_budget",
         "_committed",
-        "_ladder",
         "_limits_ms",
         "_memory",
         "_policy",
-        "_prefill_limit",
-        "_prompts_first",
+        "_prompts",
         "_residents_by_class",
         "busy_ms",
         "costs",
@@ -120,15 +68,8 @@ class DecodeReplica:
         self.to_compute_tokens = 0
         self._around = around
         self._policy = rules.admission
-        self._budget = rules.token_budget
-        self._prompts_first = scenario.colocation is Colocation.PREFILL_FIRST and any(
-            pool.duty is Duty.COLOCATED for pool in scenario.pools
-        )
-        self._prefill_limit = scenario.prefill.limit_tokens
-        deflection = scenario.deflection
-        self._ladder = deflection.ladder if deflection is not None else (rules.token_budget,)
-        beta = deflection.beta if deflection is not None else 1.0
-        self._limits_ms = [beta * slo.tpot_ms for slo in scenario.slos]
+        self._prompts = Prompts(costs, scenario)
+        self._limits_ms = self._prompts.limits_ms
         self._residents_by_class = [0] * len(scenario.slos)
         self._committed: list[SimRequest] = []
         """Admitted requests that are not in a batch yet."""
@@ -275,7 +216,7 @@ class DecodeReplica:
 
     def _end_pass(self, lane: Lane, now_ms: float) -> None:
         """Prompt tokens were computed; a request whose context is complete has one more token."""
-        if lane.batch.size > 0 and lane.stalled_ms == 0.0 and self._prompts_first:
+        if lane.batch.size > 0 and lane.stalled_ms == 0.0 and self._prompts.go_first:
             lane.stalled_ms = now_ms - lane.start_ms
         pieces, lane.pieces = lane.pieces, []
         for request, tokens in pieces:
@@ -407,25 +348,16 @@ class DecodeReplica:
 
     def _plan_pass(self, lane: Lane, now_ms: float) -> bool:
         """Plan a pass with prompt tokens, and with the batch unless prompts go first; False where none may ride."""
-        batch = lane.batch
-        stalls = self._prompts_first
-        pieces = self._whole_prompts(lane) if stalls else self._chunks(lane)
+        pieces = self._prompts.choose(lane, self.strictest_tbt_ms())
         if not pieces:
             return False
-        tokens, t2 = 0, 0.0
-        for request, count in pieces:
-            tokens += count
-            done = request.cached_tokens + request.prefilled_tokens
-            t2 += squares(done, count)
+        for request, _ in pieces:
             if request.prefilled_tokens == 0 and request.generated_tokens == 0:
                 request.prefill_start_ms = now_ms
                 request.prefill_worker = self.worker
-        if stalls:
-            lane.pass_ms = self.costs.prefill_ms(tokens, t2)
-        else:
-            lane.pass_ms = self.costs.mixed_ms(tokens, t2, batch.size, batch.kv_tokens)
         lane.pieces = pieces
-        lane.steps = 0 if stalls or batch.size == 0 else 1
+        lane.pass_ms = self._prompts.pass_ms(lane)
+        lane.steps = 0 if self._prompts.go_first or lane.batch.size == 0 else 1
         if lane.steps > 0:
             self._note_first_step(lane, now_ms + lane.pass_ms)
         else:
@@ -433,45 +365,3 @@ class DecodeReplica:
             self.busy_ms += lane.pass_ms / len(self.lanes)
         self._wake_at(lane, now_ms + lane.pass_ms)
         return True
-
-    def _whole_prompts(self, lane: Lane) -> list[tuple[SimRequest, int]]:
-        """The first prompts, whole, up to the limit of a pass; a longer one alone."""
-        pieces: list[tuple[SimRequest, int]] = []
-        room = self._prefill_limit
-        for request in lane.to_compute:
-            if request.prompt_tokens > room and pieces:
-                break
-            pieces.append((request, request.prompt_tokens))
-            room -= request.prompt_tokens
-            if room <= 0:
-                break
-        return pieces
-
-    def _chunks(self, lane: Lane) -> list[tuple[SimRequest, int]]:
-        """What rides on the next step: a deflected prompt by its SLO, others up to the token budget."""
-        batch = lane.batch
-        pieces: list[tuple[SimRequest, int]] = []
-        room = self._budget - batch.size
-        for request in lane.to_compute:
-            left = request.prompt_tokens - request.prefilled_tokens
-            if request.deflected and request.generated_tokens == 0:
-                if pieces:
-                    break
-                limit_ms = self.strictest_tbt_ms() if batch.size > 0 else self._limits_ms[request.slo_class]
-                count = in_place.chunk_tokens(
-                    self.costs,
-                    self._ladder,
-                    requests=batch.size,
-                    kv_tokens=batch.kv_tokens,
-                    done=request.cached_tokens + request.prefilled_tokens,
-                    left=left,
-                    limit_ms=limit_ms,
-                    token_budget=self._budget,
-                )
-                return [(request, count)] if count > 0 else []
-            count = min(left, room)
-            if count < 1:
-                break
-            pieces.append((request, count))
-            room -= count
-        return pieces
