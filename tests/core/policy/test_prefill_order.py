@@ -194,6 +194,12 @@ def test_it_orders_and_cuts_as_the_literal_rules(order: Order, batching: Batchin
                 job = Job("", source.choice((1, 2, source.randrange(1, 30))), number)
                 made.add(job)
                 literal.raw.append(job)
+            waiting = [*made.scheduled, *made.raw]
+            if waiting and source.random() < 0.1:
+                cancelled = source.choice(waiting)
+                made.remove(cancelled)
+                literal.raw = [job for job in literal.raw if job is not cancelled]
+                literal.stream = [token for token in literal.stream if token[0] is not cancelled]
             if source.random() < 0.4 or number > 50:
                 limit = source.choice((1, 8, 17))
                 pieces = cut(made, batching, limit)
