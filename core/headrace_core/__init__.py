@@ -1,1 +1,1 @@
-"""What Headrace decides: its API, its wire format and its policies, with no I/O of any kind."""
+"""What Headrace decides: API, policies, step times, simulator, planner. Its only I/O is to read files it is given."""

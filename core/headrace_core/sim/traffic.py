@@ -31,6 +31,8 @@ class Traffic:
         if not len(self.lengths):
             raise WorkloadError(f"lengths: {self.lengths.source} holds no pair; give at least one")
         if not 0 <= self.variation < math.inf:
+            raise WorkloadError(f"variation: {self.variation:g}; give a number from 0 on (1: Poisson)")
+        if not all(0 <= share < math.inf for share in self.class_shares) or not sum(self.class_shares) > 0:
             shares = ", ".join(f"{share:g}" for share in self.class_shares) or "none"
             raise WorkloadError(f"class_shares: {shares}; give one from 0 on for each SLO class, and one above 0")
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace_core.perf.costs import StepCosts
 from headrace_core.policy.admission import Admission, Bound
 from headrace_core.policy.chunking import Batching
 from headrace_core.policy.deflection import DeflectionSettings
@@ -237,34 +236,3 @@ def with_prefill(workers: int, rules: PrefillRules) -> Scenario:
     plain = cluster()
     pools = (pool(Duty.PREFILL, workers, kv_blocks=1 << 40), plain.pools[1])
     return dataclasses.replace(plain, pools=pools, prefill=rules, report_interval_ms=0.5)
-
-
-# --- queueing theory ------------------------------------------------------------------------------------------------
-
-UNIT = StepCosts(
-    prefill_base_ms=10.0,
-    prefill_token_ms=0.0,
-    prefill_square_ms=0.0,
-    decode_base_ms=1.0,
-    decode_kv_token_ms=0.0,
-    decode_request_ms=0.0,
-    large_decode_base_ms=1.0,
-    large_decode_kv_token_ms=0.0,
-    large_decode_request_ms=0.0,
-)
-"""Each pass takes 10 ms, whatever is in it."""
-
-
-@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
-def test_m_d_1(load: float) -> None:
-    """Waiting in a queue with Poisson arrivals and one server of constant speed: rho / (2 mu (1 - rho))."""
-    count = 60_000
-    workload = dataclasses.replace(
-        traffic(count, load * 100.0, seed=5), prompt_tokens=[1] * count, output_tokens=[1] * count
-    )
-    pools = (pool(Duty.PREFILL, costs=UNIT, kv_blocks=1 << 40), pool(Duty.DECODE, costs=UNIT))
-    rules = PrefillRules(batching=Batching.LM_BATCH, limit_tokens=1)
-    outcome = simulate(cluster(pools=pools, prefill=rules, report_interval_ms=math.inf), workload)
-    waits = [start - arrival for start, arrival in zip(outcome.prefill_start_ms, outcome.arrival_ms, strict=True)]
-    theory = load * 10.0 / (2 * (1 - load))
-    assert sum(waits) / count == pytest.approx(theory, rel=0.05)

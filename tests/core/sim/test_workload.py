@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
 import statistics
 import struct
 from dataclasses import replace
@@ -18,6 +19,7 @@ from headrace_core.sim import arrivals, lengths
 from headrace_core.sim.arrivals import Bursts
 from headrace_core.sim.length_fits import LENGTH_FITS, length_fit
 from headrace_core.sim.lengths import LengthClass, Lengths
+from headrace_core.sim.traffic import Traffic
 from headrace_core.sim.workload import Workload, WorkloadError, checked, cut_time, first, repeat, scale_rate
 
 
@@ -265,3 +267,19 @@ def test_each_named_fit_has_the_means_it_says(name: str) -> None:
 def test_an_unknown_fit_names_the_nearest() -> None:
     with pytest.raises(WorkloadError, match="azure-conversation"):
         length_fit("azure-conversations")
+
+
+BAD_TRAFFIC = {
+    "no lengths": ({"lengths": Lengths([], [], "an empty table")}, "lengths: an empty table holds no pair"),
+    "a negative variation": ({"variation": -1.0}, "variation: -1"),
+    "no class": ({"class_shares": ()}, "class_shares: none"),
+    "a negative share": ({"class_shares": (0.5, -0.5)}, "class_shares: 0.5, -0.5"),
+    "shares of nothing": ({"class_shares": (0.0, 0.0)}, "class_shares: 0, 0"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TRAFFIC)
+def test_bad_traffic_is_refused_with_its_field(case: str) -> None:
+    changes, said = BAD_TRAFFIC[case]
+    with pytest.raises(WorkloadError, match=re.escape(said)):
+        Traffic(**{"lengths": Lengths([1], [1], "one pair")} | changes)
