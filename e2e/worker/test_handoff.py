@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -118,3 +120,16 @@ def test_a_dead_prefill_worker_leaves_the_decode_worker_healthy(pair: Pair, mode
         doomed.stop()
     assert pair.decode.http.get("/livez").status_code == 200
     assert pair.decode.decode(second, pair.prefill.prefill(second)).text == pair.prefill.alone(second)
+
+
+def test_a_worker_ends_with_its_engine(model: Path, logs: Path) -> None:
+    doomed = Worker(loopback(4), Role.DECODE, model, logs, {})
+    try:
+        doomed.wait_until_ready()
+        server, *engine = doomed.processes()
+        for pid in engine:
+            os.kill(pid, signal.SIGKILL)
+        wait_for("the server ends with the engine", lambda: not runs(server), 10 * SOON_S)
+        assert doomed.process.wait(0) == 1
+    finally:
+        doomed.stop()

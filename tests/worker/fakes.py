@@ -55,6 +55,7 @@ class FakeEngine:
     stuck: asyncio.Event | None = None
     """A switch waits for this."""
     broken: Exception | None = None
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     def state(self) -> EngineState:
         if self.broken:
@@ -76,6 +77,9 @@ class FakeEngine:
         self.held.discard(request_id)
         self.set(held_requests=len(self.held))
         return known
+
+    async def ended(self) -> None:
+        await self.gone.wait()
 
     async def is_alive(self) -> bool:
         return self.alive

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from headrace_worker.errors import EngineEndedError
 from tests.worker.fakes import KV, serving, until
 
 PROGRAM = """
@@ -195,3 +196,18 @@ async def test_an_engine_that_is_gone_ends_the_worker() -> None:
         failure = rig.serving.exception()
         assert isinstance(failure, ExceptionGroup)
         assert "the engine is gone" in str(failure.exceptions[0])
+
+
+@pytest.mark.parametrize("stopping", [False, True])
+async def test_an_engine_that_ends_by_itself_ends_the_worker(stopping: bool) -> None:
+    """Its last state stays readable: work that is in there must not be waited for."""
+    async with serving() as rig:
+        rig.engine.set(running_requests=1)
+        if stopping:
+            rig.stop.set()
+            await until(lambda: rig.worker.door.standing.stopping)
+        rig.engine.gone.set()
+        await asyncio.wait({rig.serving}, timeout=5)
+        failure = rig.serving.exception()
+        assert isinstance(failure, ExceptionGroup)
+        assert isinstance(failure.exceptions[0], EngineEndedError)

@@ -3,7 +3,8 @@
 WorkerError
 ├── SettingsError     the environment describes no worker that can run
 ├── StartError        the engine started, and does not answer as it should
-├── TornCellError    the engine's process died while it wrote its state
+├── EngineEndedError  the engine's process has ended by itself
+├── TornCellError     the engine's process died while it wrote its state
 ├── RequestError      a request ends with an error answer, before anything of the answer is out
 └── ClientGone        nobody is there to read an answer
 """
@@ -25,6 +26,10 @@ class SettingsError(WorkerError):
 
 class StartError(WorkerError):
     """The engine is up, but its first forward pass failed. The message says how."""
+
+
+class EngineEndedError(WorkerError):
+    """The engine's process is gone. Nothing but a new worker helps."""
 
 
 class TornCellError(WorkerError):

@@ -29,7 +29,7 @@ from headrace_worker.changer import RoleChanger
 from headrace_worker.dispatcher import Dispatcher
 from headrace_worker.door import Door
 from headrace_worker.engine.interface import Engine
-from headrace_worker.errors import SettingsError, StartError
+from headrace_worker.errors import EngineEndedError, SettingsError, StartError
 from headrace_worker.metrics import Metrics, Snapshot
 from headrace_worker.peers import PeerTable
 from headrace_worker.report import Reporter
@@ -128,7 +128,8 @@ async def serve(worker: Worker, listener: socket.socket, asked_to_stop: asyncio.
     )
     server = _Uvicorn(config)
     async with asyncio.TaskGroup() as group:
-        background = [group.create_task(worker.changer.run()), group.create_task(worker.reporter.run())]
+        parts = (worker.changer.run(), worker.reporter.run(), _watch(worker.engine))
+        background = [group.create_task(part) for part in parts]
         serving = group.create_task(server.serve(sockets=[listener]))
         await asked_to_stop.wait()
         worker.door.standing = role.stop(worker.door.standing)
@@ -139,6 +140,12 @@ async def serve(worker: Worker, listener: socket.socket, asked_to_stop: asyncio.
         await serving
         for task in background:
             task.cancel()
+
+
+async def _watch(engine: Engine) -> None:
+    """A worker that outlived its engine would go on to report its last state, and be chosen for standing idle."""
+    await engine.ended()
+    raise EngineEndedError("the engine has ended by itself: the log above says why")
 
 
 async def _drained(worker: Worker, timeout_s: float) -> None:

@@ -59,6 +59,10 @@ class Engine(Protocol):
         """Frees the KV held for a request that nobody will fetch; False if none is held."""
         ...
 
+    async def ended(self) -> None:
+        """Returns once the engine's process is gone. What `state` gives from then on is what it published last."""
+        ...
+
     async def is_alive(self) -> bool:
         """Whether the engine's process still runs and answers."""
         ...

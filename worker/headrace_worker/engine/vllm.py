@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 ANSWER_TIMEOUT_S: Final = 10.0
 """Longer than any single step takes: calls are answered between steps."""
 
+ENDED_POLL_S: Final = 0.1
+
 CALL_READ_ROLE: Final = "headrace_read_role"
 """The engine core's call that looks at the cell and returns the epoch there."""
 CALL_RELEASE: Final = "headrace_release"
@@ -43,6 +45,11 @@ class VllmEngine:
         """Frees the KV of a finished prefill, named by the `remote_request_id` of its `kv_transfer_params`."""
         released: bool = await self._llm.engine_core.call_utility_async(CALL_RELEASE, request_id)
         return released
+
+    async def ended(self) -> None:
+        """Returns once the engine's process has ended or given up; vLLM watches it from a thread."""
+        while not self._llm.errored:  # noqa: ASYNC110 - vLLM gives no event
+            await asyncio.sleep(ENDED_POLL_S)
 
     async def is_alive(self) -> bool:
         """Whether the engine answers a call within `ANSWER_TIMEOUT_S`."""
