@@ -64,7 +64,7 @@ def main() -> int:
     options = parser.parse_args()
     if not (options.distserve / "simdistserve").is_dir():
         parser.error(f"--distserve: {options.distserve} has no folder simdistserve; clone LLMServe/DistServe there")
-    table = _within_context(read_lengths(LENGTHS))
+    table = within_context(read_lengths(LENGTHS))
     worst = 0.0
     for case in CASES:
         worst = max(worst, compare(case, table, options.requests, options.distserve))
@@ -79,7 +79,7 @@ def compare(case: Case, table: Lengths, count: int, checkout: Path) -> float:
     most = measured_kv_tokens(case.model, case.tensor, 1)
     if most is None:
         raise LookupError(f"DistServe has no table of KV tokens for {case.model} at tensor degree {case.tensor}")
-    workloads = [_workload(table, count, rate) for rate in case.rates_per_s]
+    workloads = [traffic_at(table, count, rate) for rate in case.rates_per_s]
     theirs = _theirs(case, workloads, most, checkout)
     scenario = as_distserve_simulates(instance, instance, (case.slo,), most_prefill_tokens=most)
     started = time.process_time()
@@ -99,7 +99,7 @@ def compare(case: Case, table: Lengths, count: int, checkout: Path) -> float:
     return worst
 
 
-def _within_context(table: Lengths) -> Lengths:
+def within_context(table: Lengths) -> Lengths:
     """The rows that OPT can serve."""
     pairs = zip(table.prompt_tokens, table.output_tokens, strict=True)
     rows = [(prompt, output) for prompt, output in pairs if prompt + output <= OPT_CONTEXT_TOKENS]
@@ -107,7 +107,7 @@ def _within_context(table: Lengths) -> Lengths:
     return Lengths(prompts, outputs, f"{table.source}, within {OPT_CONTEXT_TOKENS} tokens")
 
 
-def _workload(table: Lengths, count: int, rate_per_s: float) -> Workload:
+def traffic_at(table: Lengths, count: int, rate_per_s: float) -> Workload:
     randomness = Random(f"parity {rate_per_s}")
     lengths = draw(table, count, randomness, stratified=False)
     return Workload(
