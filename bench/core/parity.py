@@ -108,6 +108,7 @@ def within_context(table: Lengths) -> Lengths:
 
 
 def traffic_at(table: Lengths, count: int, rate_per_s: float) -> Workload:
+    """Poisson arrivals and drawn lengths; the same for the same count and rate."""
     randomness = Random(f"parity {rate_per_s}")
     lengths = draw(table, count, randomness, stratified=False)
     return Workload(
