@@ -56,7 +56,7 @@ def main() -> None:
 def _times(requests: list[Any]) -> dict[str, list[float]]:
     ttft_ms, tpot_ms = [], []
     for request in requests:
-        first = {}
+        first: dict[str, float] = {}
         for at_ms, event, _ in request.log:
             first.setdefault(event, at_ms)
         ttft_ms.append(first["wait_decode"] - first["init"])
