@@ -223,15 +223,16 @@ class Simulation(Surroundings):
         while len(self._gateway) < len(self._workers):
             self._gateway.append(PrefillWorker(0, 0, accepting=False))
         for worker in self._workers:
+            worker.look(now_ms)
             if self._colocated:
-                worker.report_colocated(self._gateway[worker.index], now_ms)
+                worker.report_colocated(self._gateway[worker.index])
             else:
                 worker.report_prefill(self._gateway[worker.index])
             queue = worker.prefill.queue
             queued_prefill += len(queue.raw) + len(queue.scheduled)
             queued_decode += len(worker.decode.waiting)
         if not self._colocated:
-            self._dispatcher.hear(self._workers, now_ms)
+            self._dispatcher.hear(self._workers)
             self._deflector.hear(self._workers, now_ms)
             waiting, self._undispatched = self._undispatched, []
             for request in waiting:

@@ -37,12 +37,12 @@ class Dispatcher:
         self._heard: dict[int, int] = {}
         """The broadcast that a table was last filled from."""
 
-    def hear(self, workers: list[Worker], now_ms: float) -> None:
+    def hear(self, workers: list[Worker]) -> None:
         """A broadcast of all loads."""
         while len(self._told) < len(workers):
             self._told.append(unreported(workers[len(self._told)]))
         for worker in workers:
-            worker.report_decode(self._told[worker.index], now_ms)
+            worker.report_decode(self._told[worker.index])
         self._broadcast += 1
 
     def choose(self, request: SimRequest) -> int:
@@ -121,8 +121,8 @@ class Deflector:
             self._links_ms.append(0.0)
         for worker in workers:
             index = worker.index
-            worker.report_path(self._paths[index], now_ms)
-            self._free[index] = worker.decode.at(now_ms)[0] * worker.kv.block_tokens
+            worker.report_path(self._paths[index])
+            self._free[index] = worker.free_blocks * worker.kv.block_tokens
             self._open[index] = worker.accepting and worker.duty is Duty.DECODE and not worker.decode.waiting
             self._squares[index] = worker.prefill.queued_squares
             self._links_ms[index] = max(0.0, worker.send_free_ms - now_ms)

@@ -121,7 +121,8 @@ class DecodeReplica:
                 if batch.end_of_step_ms(lane.start_ms, done) > now_ms:
                     done -= 1
             tokens += batch.kv_tokens + done * batch.size
-            free -= batch.blocks_opened(0, done)
+            if done > 0:
+                free -= batch.blocks_opened(0, done)
         return free, tokens
 
     def deflecting(self) -> bool:

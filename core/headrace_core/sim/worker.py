@@ -26,8 +26,10 @@ class Worker:
         "asked_ms",
         "decode",
         "duty",
+        "free_blocks",
         "index",
         "kv",
+        "kv_tokens",
         "next_duty",
         "pool",
         "prefill",
@@ -59,6 +61,9 @@ class Worker:
         cache = PrefixCache(scenario.prefix_cache_tokens, prefix_block_tokens)
         self.prefill = PrefillReplica(index, instance.costs, self.kv, cache, around=around, rules=scenario.prefill)
         self.decode = DecodeReplica(index, instance.costs, self.kv, around, requests=requests, scenario=scenario)
+        self.free_blocks = instance.kv_blocks
+        """When it last looked at itself, with the sum of its batches' contexts below."""
+        self.kv_tokens = 0
         self.send_free_ms = 0.0
         """When its links have done with the transfers that are under way."""
         self.receive_free_ms = 0.0
@@ -83,35 +88,40 @@ class Worker:
         prefill = self.prefill
         return prefill.queue.queued_tokens + prefill.under_way_tokens + self.decode.to_compute_tokens
 
+    def look(self, now_ms: float) -> None:
+        """Bring up to now what moves between two events; the reports are made from it."""
+        self.free_blocks, self.kv_tokens = self.decode.at(now_ms)
+
     def report_prefill(self, seen: PrefillWorker) -> None:
         """Write into a report what routing reads."""
         seen.queued_prefill_tokens = self.prefill.queue.queued_tokens
         seen.running_tokens = self.prefill.under_way_tokens
         seen.accepting = self.accepting and self.duty is Duty.PREFILL
 
-    def report_colocated(self, seen: PrefillWorker, now_ms: float) -> None:
+    def report_colocated(self, seen: PrefillWorker) -> None:
         """The same of a worker that computes its prompts beside its decodes."""
         seen.queued_prefill_tokens = self.decode.to_compute_tokens
-        seen.running_tokens = self.decode.at(now_ms)[1]
+        seen.running_tokens = self.kv_tokens
         seen.accepting = self.accepting
 
-    def report_decode(self, seen: DecodeLoad, now_ms: float) -> None:
+    def report_decode(self, seen: DecodeLoad) -> None:
         """Write into a report what dispatch reads."""
         seen.accepting = self.accepting and self.duty is Duty.DECODE
-        seen.free_kv_blocks = self.decode.at(now_ms)[0]
+        seen.free_kv_blocks = self.free_blocks
         seen.heavy = self.decode.heavy
         seen.residents = self.decode.residents()
 
-    def report_path(self, seen: DecodePath, now_ms: float) -> None:
+    def report_path(self, seen: DecodePath) -> None:
         """Write into a report what deflection reads; the caller adds whether it has room."""
         decode = self.decode
         seen.requests = decode.running
-        seen.kv_tokens = decode.at(now_ms)[1]
+        seen.kv_tokens = self.kv_tokens
         seen.strictest_tbt_ms = decode.strictest_tbt_ms()
         seen.deflecting = decode.to_compute_tokens > 0
 
     def report(self, now_ms: float) -> WorkerReport:
         """All that an elasticity policy reads, and a new start of the window of its busy share."""
+        self.look(now_ms)
         busy_ms = self.prefill.busy_ms + self.decode.busy_ms
         window_ms = now_ms - self.asked_ms
         share = (busy_ms - self.asked_busy_ms) / window_ms if window_ms > 0 else 0.0
@@ -123,7 +133,7 @@ class Worker:
             queued_tokens=self.queued_tokens(),
             queued_requests=len(self.decode.waiting),
             running_requests=self.decode.running,
-            free_kv_blocks=self.decode.at(now_ms)[0],
+            free_kv_blocks=self.free_blocks,
             total_kv_blocks=self.kv.total_blocks,
             busy_share=min(1.0, max(0.0, share)),
         )
