@@ -161,6 +161,7 @@ def _pool(deployment: Deployment, place: int) -> PoolPlan:
         price_per_hour=shape.instance.price_per_hour * side.workers or None,
         profile=provenance.kind,
         profile_source=provenance.source,
+        profile_assumed=provenance.assumed,
         profile_error=residual.mape if residual and provenance.kind is Kind.MEASURED else None,
     )
 

@@ -25,7 +25,7 @@ REPLICATION_FACTOR: Final = 3
 WANTED_HALF_WIDTH: Final = 0.02
 """Relative half-width of the 95 % interval at which no more replications are needed."""
 LEAST_REPLICATIONS: Final = 3
-MOST_REPLICATIONS: Final = 12
+MOST_REPLICATIONS: Final = 13
 FIRST_STEP: Final = 0.03
 """How far from the screened goodput a replication looks first, relative. It doubles until the goodput is enclosed."""
 NOTHING: Final = 1e-3

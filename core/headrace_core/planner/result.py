@@ -65,6 +65,8 @@ class PoolPlan:
     profile: Kind
     """Whether the step times are measured or estimated."""
     profile_source: str
+    profile_assumed: str
+    """What of the step times nobody measured; empty: all is measured, or all is estimated."""
     profile_error: float | None
     """Mean absolute error of the fit, relative. None: not known."""
 

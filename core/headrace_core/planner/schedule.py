@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
-from headrace_core.planner.caps import Resource, lowest
+from headrace_core.planner.caps import lowest
 from headrace_core.planner.deployment import Deployment, caps_of, scenario_of
 from headrace_core.planner.errors import PlanError
 from headrace_core.planner.question import Layout, Question
 from headrace_core.planner.runner import Runner
-from headrace_core.planner.settle import grown, within
+from headrace_core.planner.settle import grown, load_per_rate, short_side, within
 from headrace_core.planner.space import Space
 from headrace_core.planner.trial import Trial, Verdict
 from headrace_core.sim.lengths import Lengths
@@ -126,7 +126,8 @@ class _Search:
         if self._requests < LEAST_REQUESTS:
             return
         own = Lengths(trace.prompt_tokens[first:last], trace.output_tokens[first:last], "the window")
-        self._question = _with_lengths(question, own)
+        traffic = replace(question.traffic, lengths=own)
+        self._question = replace(question, traffic=traffic, rate_per_s=self.rate_per_s)
         lead_ms = min(span.from_ms, LEAD * (span.until_ms - span.from_ms))
         self._played = cut_time(trace, span.from_ms - lead_ms, span.until_ms)
         self._warmup = len(self._played) - self._requests
@@ -146,6 +147,7 @@ class _Search:
             scenario=scenario_of(self._question, self._space, self.tries),
             rate_per_s=self.rate_per_s,
             target=self._question.target,
+            requests=len(self._played),
             given=_of_one_unit(self._played, self.tries.units),
             given_warmup=-(-self._warmup // self.tries.units),
         )
@@ -159,7 +161,8 @@ class _Search:
             self._side = max(self._side, 0)
         elif self._side < 0:
             self._best, self._share = tried, verdict.share
-            more = grown(tried, verdict.ttft_met / verdict.measured, verdict.tpot_met / verdict.measured)
+            shares = (verdict.ttft_met / verdict.measured, verdict.tpot_met / verdict.measured)
+            more = grown(tried, short_side(self._question, self._space, tried, shares))
             self.tries = more if within(self._question, more) else None
             return
         else:
@@ -195,29 +198,16 @@ class _Search:
         """As many workers as are as busy with the window as the plan's are with its rate."""
         counts: list[int] = []
         for place, side in enumerate(deployment.sides):
-            busy = _load(planned, self._space, deployment, place) * (planned.rate_per_s or self.rate_per_s)
-            alone = _load(self._question, self._space, deployment.with_workers(*(1 for _ in deployment.sides)), place)
+            busy = load_per_rate(planned, self._space, deployment, place) * (planned.rate_per_s or self.rate_per_s)
+            alone = load_per_rate(
+                self._question, self._space, deployment.with_workers(*(1 for _ in deployment.sides)), place
+            )
             wanted = alone * self.rate_per_s / busy if busy > 0 else float(side.workers)
             counts.append(max(1, math.ceil(wanted - 1e-9)))
         if deployment.layout is Layout.PAIRED:
             counts = [max(counts)] * len(counts)
         start = deployment.with_workers(*counts)
         return start if within(self._question, start) else deployment
-
-
-def _load(question: Question, space: Space, deployment: Deployment, place: int) -> float:
-    """Share of a side's cap that 1 request/s takes."""
-    prefill = place == 0 and len(deployment.sides) > 1
-    caps = [
-        cap.rate_per_s
-        for cap in caps_of(question, space, deployment)
-        if len(deployment.sides) == 1 or (cap.resource is Resource.PREFILL_COMPUTE) is prefill
-    ]
-    return 1.0 / min(caps)
-
-
-def _with_lengths(question: Question, lengths: Lengths) -> Question:
-    return replace(question, traffic=replace(question.traffic, lengths=lengths))
 
 
 def _of_one_unit(workload: Workload, units: int) -> Workload:

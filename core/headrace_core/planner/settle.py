@@ -6,6 +6,7 @@ give are only where it starts (ours; DistServe stops there).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, final
@@ -23,6 +24,8 @@ MORE_REPLICATIONS: Final = 2
 MOST_REPLICATIONS: Final = 11
 MOST_CHANGES: Final = 24
 """How often workers are added, at most."""
+LINKS_FULL: Final = 0.8
+"""Load of the links from which on a missed TPOT is taken to be theirs."""
 SPAN: Final = 16
 """Of so many workers of a side one is added or removed at a time."""
 
@@ -54,10 +57,12 @@ def assess(trial: Trial, runner: Runner) -> Assessment:
 
 def settle(question: Question, space: Space, start: Deployment, runner: Runner) -> tuple[Deployment, Assessment] | None:
     """The least workers of the same shapes, near `start`, that hold; None where the GPUs do not suffice."""
+    if not _can_suffice(question, space, start):
+        return None
     now, found = start, _at_rate(question, space, start, runner)
     if not found.holds:
         for _ in range(MOST_CHANGES):
-            now = grown(now, found.ttft_share, found.tpot_share)
+            now = grown(now, short_side(question, space, now, (found.ttft_share, found.tpot_share)))
             if not within(question, now):
                 return None
             found = _at_rate(question, space, now, runner)
@@ -87,6 +92,30 @@ def within(question: Question, deployment: Deployment) -> bool:
     return True
 
 
+def load_per_rate(question: Question, space: Space, deployment: Deployment, place: int) -> float:
+    """Share of a side's cap that 1 request/s takes."""
+    prefill = place == 0 and len(deployment.sides) > 1
+    caps = [
+        cap.rate_per_s
+        for cap in caps_of(question, space, deployment)
+        if len(deployment.sides) == 1 or (cap.resource is Resource.PREFILL_COMPUTE) is prefill
+    ]
+    return 1.0 / min(caps) if min(caps) > 0 else math.inf
+
+
+def _can_suffice(question: Question, space: Space, deployment: Deployment) -> bool:
+    """Whether there are GPUs enough for the fewest workers whose caps are above the rate."""
+    ones = deployment.with_workers(*(1 for _ in deployment.sides))
+    rate_per_s = question.rate_per_s or 0.0
+    loads = [load_per_rate(question, space, ones, place) * rate_per_s for place in range(len(ones.sides))]
+    if any(math.isinf(load) for load in loads):
+        return False
+    counts = [max(1, math.ceil(load - 1e-9)) for load in loads]
+    if deployment.layout is not Layout.APART:
+        counts = [max(counts)] * len(counts)
+    return within(question, ones.with_workers(*counts))
+
+
 def _at_rate(question: Question, space: Space, deployment: Deployment, runner: Runner) -> Assessment:
     rate_per_s = question.rate_per_s
     assert rate_per_s is not None  # noqa: S101 - a plan without a rate settles on GPUs
@@ -110,14 +139,27 @@ def _assessment(verdicts: list[Verdict], share: Interval) -> Assessment:
     )
 
 
-def grown(deployment: Deployment, ttft_share: float, tpot_share: float) -> Deployment:
-    """More workers on the side whose SLO is missed more, one in SPAN at a time; pairs grow together."""
-    counts = [side.workers for side in deployment.sides]
+def short_side(question: Question, space: Space, deployment: Deployment, shares: tuple[float, float]) -> int:
+    """The side that lacks workers: the one whose SLO is missed more, or the one whose links carry too much KV.
+
+    `shares`: of the requests within TTFT, and within TPOT.
+    """
+    if len(deployment.sides) == 1:
+        return 0
+    cap = lowest(caps_of(question, space, deployment))
+    if cap.resource is Resource.TRANSFER and (question.rate_per_s or 0.0) > LINKS_FULL * cap.rate_per_s:
+        return 0 if deployment.sides[0].workers <= deployment.sides[1].workers else 1
+    return 0 if shares[0] <= shares[1] else 1
+
+
+def grown(deployment: Deployment, side: int) -> Deployment:
+    """More workers on a side, one for each SPAN that there are; pairs grow together."""
+    counts = [one.workers for one in deployment.sides]
+    more = max(1, counts[side] // SPAN)
     if deployment.layout is Layout.APART:
-        side = 0 if ttft_share <= tpot_share else 1
-        counts[side] += max(1, counts[side] // SPAN)
+        counts[side] += more
         return deployment.with_workers(*counts)
-    return deployment.with_workers(*(count + max(1, count // SPAN) for count in counts))
+    return deployment.with_workers(*(count + more for count in counts))
 
 
 def _smaller(question: Question, deployment: Deployment) -> Iterator[Deployment]:

@@ -63,7 +63,11 @@ def prefill_contenders(question: Question, space: Space) -> list[Contender]:
     contenders: list[Contender] = []
     for index, shape in enumerate(space.shapes):
         trial = Trial(
-            scenario=prefill_alone(question, shape), rate_per_s=1.0, target=question.target, prefill_only=True
+            scenario=prefill_alone(question, shape),
+            rate_per_s=1.0,
+            target=question.target,
+            requests=requests_for(0.0),
+            prefill_only=True,
         )
         candidate = Candidate(trial=trial, cap_per_s=prefill_cap(shape.instance, question.work).rate_per_s)
         contenders.append(Contender(candidate=candidate, weight=weight_of(question, shape), index=index))

@@ -34,7 +34,7 @@ class Trial:
     rate_per_s: float
     target: float
     """Share of the requests that must be in time, 0 to 1."""
-    requests: int = SCREEN_REQUESTS
+    requests: int
     replication: int = 0
     """Seed of what arrives and of the run."""
     prompt_factor: float = 1.0
