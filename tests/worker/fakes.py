@@ -39,7 +39,14 @@ IDLE = EngineState(
     kv_receive_failures=0,
 )
 
-KV = {"do_remote_prefill": True, "remote_engine_id": "e", "remote_request_id": "r-1", "remote_port": 5600}
+KV = {
+    "do_remote_prefill": True,
+    "remote_engine_id": "e",
+    "remote_request_id": "r-1",
+    "remote_host": "10.0.0.1",
+    "remote_port": 5600,
+    "remote_block_ids": [[1, 2]],
+}
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace_worker.kv.nonce import NOTHING, PARAM, SLOT_BYTES, Area, Inbox, Nonce, Slots
+from headrace_worker.kv.nonce import NOTHING, NOWHERE, PARAM, SLOT_BYTES, Area, Inbox, Nonce, Slots
 
 ADDRESSES = {0: 0x7F00_0000_1000, 1: 0x7F00_0000_2008}
 VALUE = 2**62 + 1
@@ -40,10 +40,12 @@ def test_a_plain_vllm_sends_no_nonce(params: dict[str, Any] | None) -> None:
         pytest.param({"value": 1, "addresses": {"0": "0x1"}}, id="value is a number"),
         pytest.param({"value": "0x1", "addresses": {"first": "0x1"}}, id="rank is no number"),
         pytest.param({"value": "0x1", "addresses": ["0x1"]}, id="addresses are a list"),
+        pytest.param({"value": "0x0", "addresses": {"0": "0x1"}}, id="value of an empty slot"),
     ],
 )
 def test_a_malformed_nonce_is_never_found(param: Any) -> None:
-    assert Nonce.from_params({PARAM: param}) == Nonce(NOTHING, {})
+    assert Nonce.from_params({PARAM: param}) == Nonce(NOWHERE, {})
+    assert NOWHERE != NOTHING, "a read that has no place to look at finds nothing"
 
 
 def test_a_request_keeps_its_slot_until_it_gives_it_back() -> None:

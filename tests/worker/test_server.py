@@ -509,3 +509,31 @@ async def test_a_model_that_does_not_answer_does_not_start() -> None:
     vllm.status, vllm.answer = 500, ERROR
     with pytest.raises(StartError, match=r"500.*Internal server error"):
         await first_pass(vllm, "tiny")
+
+
+@pytest.mark.parametrize("with_handoff", [True, False])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("remote_engine_id", None),
+        ("remote_engine_id", 5),
+        ("remote_request_id", None),
+        ("remote_host", None),
+        ("remote_port", "5600"),
+        ("remote_block_ids", None),
+        ("remote_block_ids", "abc"),
+        ("remote_block_ids", [5]),
+        ("remote_block_ids", [[-5]]),
+        ("remote_block_ids", [["a"]]),
+    ],
+)
+async def test_a_handle_that_would_end_the_engine_is_refused(
+    rig: Rig, field: str, value: object, with_handoff: bool
+) -> None:
+    body = {"prompt": "x", "kv_transfer_params": KV | {field: value}}
+    if with_handoff:
+        body["headrace"] = handoff("decode")
+    answer = await rig.http.post(TEXT, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == f"kv_transfer_params.{field}"
+    assert not rig.vllm.bodies

@@ -20,8 +20,19 @@ from headrace_core.api.wire import ErrorCode, Handoff
 from headrace_worker import answers
 from headrace_worker.bodies import parse_field, parse_object
 from headrace_worker.dispatcher import Dispatcher
+from headrace_worker.errors import RequestError
 
 FIELD: Final = "headrace"
+TRANSFER: Final = "kv_transfer_params"
+HANDLE: Final[dict[str, type]] = {
+    "remote_engine_id": str,
+    "remote_request_id": str,
+    "remote_host": str,
+    "remote_port": int,
+    "remote_block_ids": list,
+}
+"""What a handle of KV on another worker must have."""
+
 PATH_CHAT: Final = "/v1/chat/completions"
 
 
@@ -38,17 +49,33 @@ class Work:
 
 
 def take_off(raw: bytes) -> Work:
-    """Split a body. Raises RequestError (400) when it is no JSON object, or its hand-off is malformed."""
-    if f'"{FIELD}"'.encode() not in raw:
+    """Split a body. Raises RequestError (400) when it is no JSON object, or its hand-off or its handle is malformed."""
+    if not any(f'"{field}"'.encode() in raw for field in (FIELD, TRANSFER)):
         return Work(raw)
     parsed = parse_object(raw)
+    transfer = parsed.get(TRANSFER)
+    fetches_kv = False
+    if isinstance(transfer, dict) and transfer.get("do_remote_prefill"):
+        _check_handle(transfer)
+        fetches_kv = True
     if FIELD not in parsed:
         return Work(raw)
     value = parsed.pop(FIELD)
     handoff = parse_field(Handoff, value, status=HTTPStatus.BAD_REQUEST, prefix=FIELD)
-    transfer = parsed.get("kv_transfer_params")
-    fetches_kv = isinstance(transfer, dict) and bool(transfer.get("do_remote_prefill"))
     return Work(json.dumps(parsed, separators=(",", ":")).encode(), handoff, fetches_kv)
+
+
+def _check_handle(handle: dict[str, Any]) -> None:
+    """vLLM looks at a handle inside the engine, which an incomplete one ends."""
+    for field, kind in HANDLE.items():
+        if type(handle.get(field)) is not kind:
+            param = f"{TRANSFER}.{field}"
+            text = f"{param} is missing or malformed: send the {TRANSFER} of the prefill answer"
+            raise RequestError(HTTPStatus.BAD_REQUEST, text, param=param)
+    for group in handle["remote_block_ids"]:
+        if not isinstance(group, list) or not all(type(block) is int and block >= 0 for block in group):
+            param = f"{TRANSFER}.remote_block_ids"
+            raise RequestError(HTTPStatus.BAD_REQUEST, f"{param} must be lists of block numbers", param=param)
 
 
 def put_on(body: bytes, handoff: Handoff, dispatcher: Dispatcher) -> bytes:

@@ -22,6 +22,10 @@ NOTHING: Final = 0
 """What stands in a slot that holds no request's number."""
 
 
+NOWHERE: Final = -1
+"""The number of a nonce that stands in no slot: not even an empty one, or one that names no place, equals it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Nonce:
     """One request's number, and where each rank of the prefill worker keeps it."""
@@ -45,9 +49,10 @@ class Nonce:
             return None
         try:
             addresses = {int(rank): int(at, 16) for rank, at in param["addresses"].items()}
-            return cls(int(param["value"], 16), addresses)
+            value = int(param["value"], 16)
         except (AttributeError, KeyError, TypeError, ValueError):
-            return cls(NOTHING, {})
+            return cls(NOWHERE, {})
+        return cls(value, addresses) if value > NOTHING else cls(NOWHERE, {})
 
 
 def slots_needed(blocks: int, running_requests: int) -> int:
