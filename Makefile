@@ -78,6 +78,7 @@ lock: ## Resolve the locked requirements anew
 compiled: $(STAMP) ## Compile the core into a cache outside the tree, and say where (the first time about a minute)
 	@$(PY) -m bench.core.compiled
 
-bench: setup ## Measure speed
-	@for script in bench/*.py; do echo "== $$script"; PYTHONPATH=. $(PY) $$script || exit 1; done
-	@echo "== decisions of the core"; $(PY) -m bench.core.decisions
+bench: setup ## Measure speed (DISTSERVE=DIR: compare with a checkout of LLMServe/DistServe, too)
+	@for what in bench.flip_switch bench.core.decisions bench.core.simulator bench.core.planner; do \
+	  echo "== $$what"; $(PY) -m $$what || exit 1; done
+	@$(if $(DISTSERVE),echo "== bench.core.parity"; $(PY) -m bench.core.parity --distserve $(DISTSERVE))

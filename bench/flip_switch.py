@@ -1,6 +1,6 @@
 """Measures the switch of a role on real vLLM: from the end of the drain until the scheduler has read the new epoch.
 
-    PYTHONPATH=. python bench/flip_switch.py [--flips 100] [--busy]
+    python -m bench.flip_switch [--flips 100] [--busy]
 
 The worker measures it and says so in `/v1/pd_role`. Exits with 1 when the median is above 5 ms. `--busy` keeps the
 worker answering between two changes, so that each change has requests to drain.

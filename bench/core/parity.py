@@ -1,7 +1,7 @@
 """Compares our simulator with DistServe's own, on the same profile, lengths and arrivals, from light load to overload.
 
     git clone https://github.com/LLMServe/DistServe DIR
-    PYTHONPATH=. python bench/core/parity.py --distserve DIR [--requests 3000]
+    python -m bench.core.parity --distserve DIR [--requests 3000]
 
 Runs both in one go: DistServe's in an environment of its own, made with uv. Exits with 1 when an attainment differs by
 more than 0.5 points. Prints the attainments, and the CPU seconds of both.
