@@ -6,10 +6,17 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from headrace_cli import flip, flips, simulate, status, tiny_model
+from headrace_cli import flip, flips, plan, simulate, status, tiny_model
 from headrace_cli.errors import CliError
 
-COMMANDS = (flip.add_command, flips.add_command, simulate.add_command, status.add_command, tiny_model.add_command)
+COMMANDS = (
+    flip.add_command,
+    flips.add_command,
+    plan.add_command,
+    simulate.add_command,
+    status.add_command,
+    tiny_model.add_command,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -72,25 +72,21 @@ def answer(
         [_plan(question, space, found, runner, curves=extras.curves) for found in results.found],
         results.found,
     )
-    best = results.found[0].deployment if results.found else None
+    place = _subject(results)
+    subject = None if place is None else results.found[place].deployment
     announce("headroom")
-    cases = headroom(question, space, best, runner, extras.rates) if best else ()
+    cases = headroom(question, space, subject, runner, extras.rates) if subject else ()
     current, current_cases = _current(question, space, extras, runner)
     announce("schedule")
-    subject = best or extras.current
-    timetable = None
-    if extras.trace is not None and subject is not None:
-        timetable = schedule(question, space, subject, extras.trace, runner, window_s=extras.window_s)
-    patch, note = None, "there is no plan to apply"
-    applied = next((one.deployment for one in results.found if one.deployment.layout in DISAGGREGATED), None)
-    if applied is not None:
-        patch, note = patch_of(applied, space.nodes, extras.pools)
-        if applied is not best:
-            note = "; ".join(filter(None, (f"the best plan is colocated, the patch is of {_name(applied)}", note)))
+    timetable, scheduled = None, subject or extras.current
+    if extras.trace is not None and scheduled is not None:
+        timetable = schedule(question, space, scheduled, extras.trace, runner, window_s=extras.window_s)
+    patch, note = patch_of(subject, space.nodes, extras.pools) if subject else (None, "there is no plan to apply")
     return PlanResult(
         schema_version=SCHEMA_VERSION,
         asked=_asked(question, space),
         plans=tuple(plans),
+        subject=place,
         headroom=cases,
         current=current,
         current_headroom=current_cases,
@@ -103,6 +99,14 @@ def answer(
         warnings=tuple(_warnings(question, plans, current)),
         simulations=runner.trials,
     )
+
+
+def _subject(results: Results) -> int | None:
+    """The best plan that an InferenceCluster can be, or else the best."""
+    layouts = [one.deployment.layout for one in results.found]
+    if not layouts:
+        return None
+    return next((place for place, layout in enumerate(layouts) if layout in DISAGGREGATED), 0)
 
 
 def _current(question: Question, space: Space, extras: Extras, runner: Runner) -> tuple[Plan | None, tuple[Case, ...]]:
@@ -237,7 +241,3 @@ def _warnings(question: Question, plans: Sequence[Plan], current: Plan | None) -
     if question.rate_per_s is not None and not plans and current is None:
         warnings.append("no plan serves the rate: offer more GPUs (--gpus), another accelerator, or relax the SLO")
     return warnings
-
-
-def _name(deployment: Deployment) -> str:
-    return " + ".join(f"{side.workers} {side.shape.name}" for side in deployment.sides)

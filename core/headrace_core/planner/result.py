@@ -122,13 +122,15 @@ class PlanResult:
     asked: Asked
     plans: tuple[Plan, ...]
     """Best first, disaggregated and colocated alike. Empty: nothing that was looked at serves what was asked for."""
+    subject: int | None
+    """The place in `plans` of the plan that headroom, schedule and patch are of: the best disaggregated one, which an
+    InferenceCluster can be, or the best where there is none. None: there is no plan."""
     headroom: tuple[Case, ...]
-    """Of the best plan."""
     current: Plan | None
     """The deployment that there is. None: none was named."""
     current_headroom: tuple[Case, ...]
     schedule: Schedule | None
-    """Workers of the best plan over the trace. None: not asked for."""
+    """Workers over the trace, of the subject or else of the current deployment. None: not asked for."""
     alone: tuple[AloneGoodput, ...]
     without: tuple[Layout, ...]
     """Layouts of which no plan serves what was asked for with the GPUs that there are."""

@@ -1,8 +1,8 @@
 """Decides how many workers of given shapes each hour of a trace takes, by replaying it window by window.
 
-Ours. Each window is simulated with the requests of the trace itself, bursts and all, and begins with a stretch of the
-window before it, so that its queues are not empty. The counts of a window have to be there when it begins: a worker
-takes its start-up time before that.
+Ours. Each window is simulated with the requests of the trace itself, bursts and all. Its beginning is played twice, so
+that it does not start empty: not the end of the window before, which other workers serve. The counts of a window have
+to be there when it begins: a worker takes its start-up time before that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace_core.sim.lengths import Lengths
 from headrace_core.sim.workload import Workload, cut_time
 
 LEAD: Final = 0.25
-"""Part of a window's length that is played before it and not counted."""
+"""Part of a window that is played before it and not counted."""
 MOST_ROUNDS: Final = 24
 LEAST_REQUESTS: Final = 20
 """A window with fewer requests says too little of its own: it gets the fewest workers that there can be."""
@@ -128,9 +128,8 @@ class _Search:
         own = Lengths(trace.prompt_tokens[first:last], trace.output_tokens[first:last], "the window")
         traffic = replace(question.traffic, lengths=own)
         self._question = replace(question, traffic=traffic, rate_per_s=self.rate_per_s)
-        lead_ms = min(span.from_ms, LEAD * (span.until_ms - span.from_ms))
-        self._played = cut_time(trace, span.from_ms - lead_ms, span.until_ms)
-        self._warmup = len(self._played) - self._requests
+        window = cut_time(trace, span.from_ms, span.until_ms)
+        self._played, self._warmup = _led_in(window, LEAD * (span.until_ms - span.from_ms))
         self._side = -1
         self._holds = False
         self.tries = self._as_busy_as(question, deployment)
@@ -210,13 +209,24 @@ class _Search:
         return start if within(self._question, start) else deployment
 
 
+def _led_in(window: Workload, lead_ms: float) -> tuple[Workload, int]:
+    """A window behind a copy of its first `lead_ms`, and how many requests that copy has."""
+    count = bisect_left(window.arrival_ms, lead_ms)
+    rows = [*range(count), *range(len(window))]
+    later_ms = [0.0] * count + [lead_ms] * len(window)
+    times_ms = [window.arrival_ms[row] + later for row, later in zip(rows, later_ms, strict=True)]
+    return _rows(window, rows, times_ms), count
+
+
 def _of_one_unit(workload: Workload, units: int) -> Workload:
     """Every `units`-th request: what one of so many units gets."""
-    if units == 1:
-        return workload
-    rows = range(0, len(workload), units)
+    rows = list(range(0, len(workload), units))
+    return _rows(workload, rows, [workload.arrival_ms[row] for row in rows])
+
+
+def _rows(workload: Workload, rows: list[int], arrival_ms: list[float]) -> Workload:
     return Workload(
-        [workload.arrival_ms[row] for row in rows],
+        arrival_ms,
         [workload.prompt_tokens[row] for row in rows],
         [workload.output_tokens[row] for row in rows],
         [workload.slo_class[row] for row in rows] if workload.slo_class else [],
