@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 from collections.abc import Sequence
 
 import pytest
 
 from headrace_core.perf.costs import NEVER_LARGE, StepCosts
-from headrace_core.policy.admission import Admission
+from headrace_core.policy.admission import Admission, Bound
 from headrace_core.policy.chunking import Batching
 from headrace_core.policy.deflection import DeflectionSettings
 from headrace_core.policy.dispatch import Dispatching
@@ -17,6 +18,8 @@ from headrace_core.policy.prefill_order import Order
 from headrace_core.sim.baselines import sarathi_like, vllm_like
 from headrace_core.sim.cluster import simulate
 from headrace_core.sim.outcome import Outcome, Status
+from headrace_core.sim.prediction import Predictor
+from headrace_core.sim.request import SimRequest
 from headrace_core.sim.scenario import (
     Action,
     DecodeRules,
@@ -24,6 +27,7 @@ from headrace_core.sim.scenario import (
     Elasticity,
     Lever,
     Network,
+    Prediction,
     PrefillRules,
     Scenario,
     ScenarioError,
@@ -239,6 +243,11 @@ def test_prompts_first_stall_the_batch() -> None:
     assert outcome.second_token_ms[1] == pytest.approx(161.0)
 
 
+def test_a_long_prompt_that_goes_first_goes_whole() -> None:
+    """Neither token budget cuts it: 10 + 300 ms in one pass."""
+    assert colocated("vllm", requests((0.0, 3000, 1))).first_token_ms == pytest.approx([310.0])
+
+
 def test_mixed_steps_carry_chunks_of_the_prompt() -> None:
     """Four chunks of 100 tokens beside one resident: 10 (the larger base) + 10 + 1 ms a step."""
     outcome = colocated("sarathi", requests((0.0, 100, 30), (100.0, 400, 2)))
@@ -312,6 +321,44 @@ def test_the_policy_sees_how_busy_each_worker_was() -> None:
     shares = {report.duty: report.busy_share for report in script.seen[0]}
     assert shares[Duty.PREFILL] == pytest.approx(0.4)
     assert shares[Duty.DECODE] == pytest.approx(0.06)
+
+
+# --- predicted lengths -----------------------------------------------------------------------------------------------
+
+
+def predicted(accuracy: float, output: int, bound: Bound) -> tuple[int, bool]:
+    """Bound, and whether it is taken for heavy, of a request of so many output tokens."""
+    request = SimRequest(0, 0.0, 1, output, 0)
+    Predictor(Prediction(accuracy=accuracy, granularity=200), bound, random.Random(1)).predict(request)
+    return request.bound_tokens, request.heavy
+
+
+PREDICTIONS = {
+    "right, light": (1.0, 100, Bound.UPPER, (200, False)),
+    "right, heavy in the first bucket": (1.0, 200, Bound.UPPER, (200, True)),
+    "right, the next bucket": (1.0, 201, Bound.UPPER, (400, True)),
+    "right, lower bound": (1.0, 201, Bound.LOWER, (200, True)),
+    "right, lower bound of the first": (1.0, 100, Bound.LOWER, (1, False)),
+    "right, quantile": (1.0, 201, Bound.QUANTILE, (380, True)),
+    "wrong, from the first bucket up": (0.0, 100, Bound.UPPER, (400, True)),
+}
+
+
+@pytest.mark.parametrize("case", PREDICTIONS)
+def test_a_prediction(case: str) -> None:
+    accuracy, output, bound, expected = PREDICTIONS[case]
+    assert predicted(accuracy, output, bound) == expected
+
+
+def test_as_many_predictions_are_right_as_the_scenario_says() -> None:
+    predictor = Predictor(Prediction(accuracy=0.75, granularity=200), Bound.UPPER, random.Random(3))
+    right = 0
+    for number in range(4000):
+        request = SimRequest(number, 0.0, 1, 500, 0)
+        predictor.predict(request)
+        right += request.bound_tokens == 600
+        assert request.bound_tokens in (400, 600, 800)
+    assert right / 4000 == pytest.approx(0.75, abs=0.03)
 
 
 # --- turns, early stop, bad input -------------------------------------------------------------------------------------
