@@ -20,6 +20,12 @@ TOLERANCE: Final = 0.03
 """The same for a replication. The root is then interpolated in the bracket, unless a run at its end stopped early."""
 SHARP_TOLERANCE: Final = 0.01
 """The same where nothing can be interpolated."""
+NEAR: Final = 0.01
+"""How near to a run, relative, the goodput may lie that the slope leads to."""
+FAR: Final = 0.06
+"""How far the slope is trusted to lead to the next rate to try."""
+LEAST_SLOPE: Final = 0.5
+"""Where the share falls more slowly, no slope is drawn."""
 REPLICATION_FACTOR: Final = 3
 """How much longer a run is that replicates than one that screens: near the cap queues take long to show."""
 WANTED_HALF_WIDTH: Final = 0.02
@@ -90,6 +96,14 @@ class Bracket:
             return (self.low + self.high) / 2
         return self.low + (self.high - self.low) * (low.share - low.target) / (low.share - high.share)
 
+    def slope(self) -> float | None:
+        """By how much the share falls between the ends, for a rate higher by its own size; None where not known."""
+        low, high = self.low_verdict, self.high_verdict
+        if low is None or high is None or not self.interpolates:
+            return None
+        fall = (low.share - high.share) * self.high / (self.high - self.low)
+        return fall if fall >= LEAST_SLOPE else None
+
 
 @final
 @dataclass(slots=True, kw_only=True)
@@ -103,6 +117,8 @@ class Candidate:
     bracket: Bracket = field(init=False)
     roots: list[float] = field(default_factory=list)
     """Goodput by replication."""
+    slope: float | None = None
+    """By how much the share falls around the goodput, for a rate higher by its own size. None: not known."""
 
     def __post_init__(self) -> None:
         self.bracket = Bracket(0.0, self.cap_per_s)
@@ -163,10 +179,26 @@ def probe(candidates: Sequence[Candidate], runner: Runner) -> None:
 
 
 def replicate(candidates: Sequence[Candidate], replications: int, runner: Runner) -> None:
-    """Goodput of each screened candidate with its next `replications` seeds."""
-    searches = [
-        _Search(candidate, len(candidate.roots) + number) for candidate in candidates for number in range(replications)
-    ]
+    """Goodput of each screened candidate with its next `replications` seeds.
+
+    The first replication encloses its goodput. It tells where and how steeply the share falls, so that the others
+    mostly need a run or two.
+    """
+    first = [_Search(one, len(one.roots)) for one in candidates if not one.roots and replications > 0]
+    _run(first, runner)
+    begun = {id(search.candidate) for search in first}
+    _run(
+        [
+            _Search(one, len(one.roots) + number)
+            for one in candidates
+            for number in range(replications - (id(one) in begun))
+        ],
+        runner,
+    )
+
+
+def _run(searches: list[_Search], runner: Runner) -> None:
+    """Takes searches to their ends, side by side, and hands their roots to the candidates."""
     open_ones = searches
     while open_ones:
         rates = [search.next_rate() for search in open_ones]
@@ -180,7 +212,9 @@ def replicate(candidates: Sequence[Candidate], replications: int, runner: Runner
             search.learn(rate, verdict)
         open_ones = [search for search in open_ones if not search.done]
     for search in searches:
-        search.candidate.roots.append(search.bracket.root())
+        search.candidate.roots.append(search.root())
+        if search.candidate.slope is None:
+            search.candidate.slope = search.bracket.slope()
 
 
 def measure(candidate: Candidate, runner: Runner) -> Interval:
@@ -204,36 +238,56 @@ def settled(candidate: Candidate) -> bool:
 
 @final
 class _Search:
-    """The search for the goodput of one replication, which begins at the screened one."""
+    """The search for the goodput of one replication, which begins where the others were found."""
 
-    __slots__ = ("_step", "bracket", "candidate", "replication")
+    __slots__ = ("_last", "_near", "_step", "bracket", "candidate", "replication")
 
     def __init__(self, candidate: Candidate, replication: int) -> None:
         self.candidate = candidate
         self.replication = replication
         self.bracket = Bracket(0.0, candidate.cap_per_s)
         self._step = FIRST_STEP
+        self._last = 0.0
+        self._near: float | None = None
+        """Where the goodput is by the slope, from the last run, if that was whole."""
 
     @property
     def done(self) -> bool:
+        """Whether the goodput is enclosed, or so near to a run that the slope leads there."""
+        if self._near is not None and abs(self._near - self._last) <= NEAR * self._last:
+            return True
         bracket = self.bracket
         tolerance = TOLERANCE if bracket.interpolates else SHARP_TOLERANCE
         return bracket.high - bracket.low <= max(tolerance * bracket.high, NOTHING * self.candidate.cap_per_s)
 
+    def root(self) -> float:
+        """The goodput, once the search is done."""
+        return self.bracket.root() if self._near is None else min(self._near, self.candidate.cap_per_s)
+
     def next_rate(self) -> float:
-        low_known = self.bracket.low_verdict is not None
-        high_known = self.bracket.high_verdict is not None
+        """The rate to try next."""
+        bracket = self.bracket
+        low_known, high_known = bracket.low_verdict is not None, bracket.high_verdict is not None
+        if self._near is not None and bracket.low < self._near < bracket.high:
+            return self._near
         if low_known and high_known:
-            return (self.bracket.low + self.bracket.high) / 2
+            return (bracket.low + bracket.high) / 2
         if not low_known and not high_known:
-            return self.candidate.bracket.root()
+            roots = self.candidate.roots
+            return math.fsum(roots) / len(roots) if roots else self.candidate.bracket.root()
         step, self._step = self._step, 2 * self._step
         if low_known:
             # The cap itself is never tried, so the bracket may close against it.
-            wider = self.bracket.low * (1 + step)
-            return wider if wider < self.bracket.high else (self.bracket.low + self.bracket.high) / 2
-        lower = self.bracket.high * (1 - step)
-        return lower if step < 1 else self.bracket.high / 2
+            wider = bracket.low * (1 + step)
+            return wider if wider < bracket.high else (bracket.low + bracket.high) / 2
+        lower = bracket.high * (1 - step)
+        return lower if step < 1 else bracket.high / 2
 
     def learn(self, rate: float, verdict: Verdict) -> None:
+        """Take what a run at a rate came to."""
         self.bracket.learn(rate, verdict)
+        self._last = rate
+        slope = self.candidate.slope
+        over = verdict.share - verdict.target
+        steep = slope is not None and not verdict.stopped_early and abs(over) <= FAR * slope
+        self._near = rate * (1 + over / slope) if steep and slope else None

@@ -77,6 +77,27 @@ def test_replications_have_other_arrivals_and_longer_runs_than_the_screen() -> N
     assert {trial.replication for trial in runner.seen} == {0, 1, 2, 3, 4}
 
 
+def test_later_replications_follow_the_slope_of_the_first() -> None:
+    """Goodputs a little apart: the first is enclosed, the others take two runs at most, and are found all the same."""
+    runner = Known(lambda trial: 6.0 * (1 + 0.002 * trial.replication))
+    one = candidate(10.0)
+    screen([one], runner)
+    runner.seen.clear()
+    replicate([one], 5, runner)
+    assert one.roots == pytest.approx([6.0 * (1 + 0.002 * number) for number in range(5)], rel=1e-3)
+    later = [trial.replication for trial in runner.seen if trial.replication]
+    assert max(later.count(number) for number in range(1, 5)) <= 2
+
+
+def test_a_cliff_has_no_slope_and_is_enclosed_closely() -> None:
+    """From all in time to a run that is stopped early, within 1 %."""
+    runner = Known(lambda trial: 6.0 if trial.rate_per_s <= 6.0 else 1.0)
+    one = candidate(10.0)
+    found = measure(one, runner)
+    assert one.slope is None
+    assert found.mean == pytest.approx(6.0, rel=0.01)
+
+
 def test_replications_go_on_until_the_interval_is_narrow() -> None:
     """Goodputs that differ by replication: more of them are made than of equal ones, and as many as there can be."""
     equal, noisy, wild = candidate(10.0), candidate(10.0), candidate(10.0)
