@@ -36,6 +36,7 @@ class Batch:
         "_gaps",
         "_granularity",
         "_growth_ms",
+        "_lane",
         "_predicted_ends",
         "_predicts",
         "_requests",
@@ -48,7 +49,14 @@ class Batch:
     )
 
     def __init__(
-        self, costs: StepCosts, block_tokens: int, requests: list[SimRequest], granularity: int, *, predicts: bool
+        self,
+        costs: StepCosts,
+        block_tokens: int,
+        requests: list[SimRequest],
+        *,
+        lane: int,
+        granularity: int,
+        predicts: bool,
     ) -> None:
         self.costs = costs
         self.size = 0
@@ -57,6 +65,7 @@ class Batch:
         self.step = 0
         self._step_ms = _UNKNOWN
         self._growth_ms = 0.0
+        self._lane = lane
         self._block_tokens = block_tokens
         self._requests = requests
         self._granularity = granularity
@@ -89,7 +98,7 @@ class Batch:
         if self._predicts:
             heappush(self._predicted_ends, (self.step + request.remaining_bound(), request.number))
         if len(self._stack) > 4 * self.size + 64:
-            self._stack = [one for one in self._stack if one.running]
+            self._stack = [one for one in self._stack if self._holds(one)]
         self._stack.append(request)
 
     def leave(self, request: SimRequest) -> None:
@@ -107,13 +116,13 @@ class Batch:
 
     def newest(self) -> SimRequest:
         """The request that joined last: the one to preempt, as vLLM does. Raises IndexError when there is none."""
-        while not self._stack[-1].running:
+        while not self._holds(self._stack[-1]):
             self._stack.pop()
         return self._stack[-1]
 
     def newest_first(self) -> list[SimRequest]:
         """All requests: those of the latest step first, and in the order in which they joined within a step."""
-        found = {one.number: one for one in self._stack if one.running}
+        found = {one.number: one for one in self._stack if self._holds(one)}
         return sorted(found.values(), key=_latest_join)
 
     def finished(self) -> list[SimRequest]:
@@ -122,10 +131,14 @@ class Batch:
         while self._finishes and self._finishes[0][0] <= self.step:
             finish_step, number = heappop(self._finishes)
             request = self._requests[number]
-            if request.running and request.finish_step == finish_step:
+            if self._holds(request) and request.finish_step == finish_step:
                 self.leave(request)
                 done.append(request)
         return done
+
+    def _holds(self, request: SimRequest) -> bool:
+        """Whether a request is in this batch, and not out of any or, after a preemption, in another one's."""
+        return request.running and request.lane == self._lane
 
     # --- what lies ahead ----------------------------------------------------------------------------------------------
 
@@ -156,7 +169,7 @@ class Batch:
         while True:
             finish_step, number = self._finishes[0]
             request = self._requests[number]
-            if request.running and request.finish_step == finish_step:
+            if self._holds(request) and request.finish_step == finish_step:
                 return finish_step - self.step
             heappop(self._finishes)
 
@@ -166,7 +179,7 @@ class Batch:
         while ends:
             end, number = ends[0]
             request = self._requests[number]
-            if not request.running or end != request.join_step + request.remaining_bound():
+            if not self._holds(request) or end != request.join_step + request.remaining_bound():
                 heappop(ends)
             elif end <= self.step:
                 heappop(ends)

@@ -86,7 +86,7 @@ class DecodeReplica:
         self.lanes = [
             Lane(
                 index,
-                Batch(costs, kv.block_tokens, requests, granularity, predicts=predicts),
+                Batch(costs, kv.block_tokens, requests, lane=index, granularity=granularity, predicts=predicts),
                 Turns(rules.max_batch_tokens),
             )
             for index in range(costs.stages)
@@ -189,6 +189,8 @@ class DecodeReplica:
         lane.steps = 0
         self.steps += steps
         self.busy_ms += (now_ms - lane.start_ms) / len(self.lanes)
+        self.kv.promised_blocks -= lane.promised_blocks
+        lane.promised_blocks = 0
         last_ms = lane.pass_ms if lane.pieces else batch.step_ms() + batch.growth_ms() * (steps - 1)
         batch.advance(steps, self.kv, now_ms, last_ms + lane.stalled_ms)
         lane.stalled_ms = 0.0
@@ -197,7 +199,7 @@ class DecodeReplica:
             self._residents_by_class[request.slo_class] -= 1
             self._finish(request, request.held_tokens(), now_ms)
         opening = batch.blocks_to_open_now()
-        while opening > self.kv.free_blocks:
+        while opening > self.kv.available_blocks():
             self._preempt(batch.newest(), batch, now_ms)
             opening = batch.blocks_to_open_now()
         self.kv.take(opening, now_ms)
@@ -261,7 +263,7 @@ class DecodeReplica:
         while self.waiting:
             request = self.waiting[0]
             context = request.held_tokens() if request.needs_fetch else request.context_tokens()
-            memory.free_blocks = self.kv.free_blocks
+            memory.free_blocks = self.kv.available_blocks()
             memory.running = self.running + len(self._committed)
             memory.fewest_remaining = self._fewest_remaining() if self._policy is Admission.RESERVE_DYNAMIC else 0
             verdict = admission.decide(self._policy, memory, context, request.remaining_bound())
@@ -328,7 +330,7 @@ class DecodeReplica:
         if batch.size == 0:
             lane.idle = True
             return
-        steps = batch.steps_within(self.kv.free_blocks // len(self.lanes), batch.steps_to_next_finish())
+        steps = batch.steps_within(self.kv.available_blocks() // len(self.lanes), batch.steps_to_next_finish())
         if 0 < lane.again_steps < steps:
             steps = lane.again_steps
         if lane.stalled_ms > 0.0:
@@ -336,6 +338,9 @@ class DecodeReplica:
         elif lane.turns.limit_tokens > 0:
             steps = min(steps, lane.turns.steps_together(batch))
         lane.steps = steps
+        if len(self.lanes) > 1:  # nobody else takes blocks before the boundary of an only batch
+            lane.promised_blocks = batch.blocks_opened(0, steps - 1)
+            self.kv.promised_blocks += lane.promised_blocks
         self._note_first_step(lane, now_ms + batch.step_ms())
         self._wake_at(lane, batch.end_of_step_ms(now_ms, steps))
 

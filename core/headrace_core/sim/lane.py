@@ -25,6 +25,7 @@ class Lane:
         "joined",
         "pass_ms",
         "pieces",
+        "promised_blocks",
         "ready",
         "stalled_ms",
         "stamp",
@@ -44,6 +45,8 @@ class Lane:
         self.start_ms = 0.0
         self.steps = 0
         """Decode steps that are planned from `start_ms` on."""
+        self.promised_blocks = 0
+        """KV blocks that its batch opens within these steps."""
         self.pass_ms = 0.0
         """Length of the pass, when it computes prompt tokens; its step is the only one then."""
         self.pieces: list[tuple[SimRequest, int]] = []

@@ -192,7 +192,7 @@ class PrefillReplica:
             if piece.offset > 0:
                 continue
             blocks = self.kv.blocks(_request(piece).whole_prompt_tokens)
-            if blocks > self.kv.free_blocks:
+            if blocks > self.kv.available_blocks():
                 return pieces[:position]
             self.kv.take(blocks, now_ms)
             self.held_requests += 1

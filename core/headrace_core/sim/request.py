@@ -130,16 +130,22 @@ class Surroundings:
 class KvCache:
     """The KV blocks of one worker."""
 
-    __slots__ = ("block_ms", "block_tokens", "free_blocks", "last_ms", "least_free", "total_blocks")
+    __slots__ = ("block_ms", "block_tokens", "free_blocks", "last_ms", "least_free", "promised_blocks", "total_blocks")
 
     def __init__(self, total_blocks: int, block_tokens: int) -> None:
         self.total_blocks = total_blocks
         self.block_tokens = block_tokens
         self.free_blocks = total_blocks
+        self.promised_blocks = 0
+        """Free ones that batches will open before their next boundaries."""
         self.least_free = total_blocks
         self.block_ms = 0.0
         """Held blocks integrated over time."""
         self.last_ms = 0.0
+
+    def available_blocks(self) -> int:
+        """Free ones that are not promised to a batch."""
+        return self.free_blocks - self.promised_blocks
 
     def blocks(self, tokens: int) -> int:
         """Blocks that hold so many tokens."""

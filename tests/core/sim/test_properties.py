@@ -29,7 +29,7 @@ from headrace_core.sim.scenario import (
 from headrace_core.sim.workload import Workload
 from tests.core.sim.builders import COSTS, SLO, cluster, pool, traffic
 
-THOROUGH = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+THOROUGH = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite
@@ -40,11 +40,11 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     if draw(st.booleans()):
         pools = (
             pool(Duty.PREFILL, draw(st.integers(1, 3)), costs=costs, kv_blocks=blocks * 2),
-            pool(Duty.DECODE, draw(st.integers(1, 3)), costs=COSTS, kv_blocks=blocks),
+            pool(Duty.DECODE, draw(st.integers(1, 3)), costs=costs, kv_blocks=blocks),
         )
         deflection = draw(st.sampled_from([None, DeflectionSettings(), DeflectionSettings(alpha=3.0)]))
     else:
-        pools = (pool(Duty.COLOCATED, draw(st.integers(1, 3)), kv_blocks=blocks),)
+        pools = (pool(Duty.COLOCATED, draw(st.integers(1, 3)), costs=costs, kv_blocks=blocks),)
         deflection = None
     slow = Network(kv_bytes_per_token=819_200.0, bytes_per_ms=draw(st.sampled_from([2e5, 25e6])), latency_ms=0.1)
     return Scenario(
