@@ -18,6 +18,7 @@ import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
+from e2e.cluster.build import cache_dir
 from hatch_build import PURE, has_compiler
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,7 @@ def compiled_core() -> Path:
     """
     if not has_compiler():
         raise NoCompilerError("No C compiler or no Python.h: install gcc and the headers of Python (python3-dev)")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace" / "compiled"
+    cache = cache_dir() / "compiled"
     cache.mkdir(parents=True, exist_ok=True)
     made = cache / _digest()
     with (cache / "lock").open("w") as lock:
