@@ -13,14 +13,16 @@ from headrace_core.api.resources import InferenceCluster
 from headrace_core.api.spec import Parallelism, Pool, PoolRole, Scaling
 from headrace_core.perf.profiles import Kind
 from headrace_core.planner import result as results
-from headrace_core.planner.answer import Extras, answer
+from headrace_core.planner.answer import Extras, _ties, answer
 from headrace_core.planner.deployment import Deployment, Side
 from headrace_core.planner.errors import PlanError
+from headrace_core.planner.goodput import Interval
 from headrace_core.planner.headroom import Surprise
 from headrace_core.planner.patch import patch_of
 from headrace_core.planner.question import Layout
 from headrace_core.planner.result import Plan, PlanResult, from_json, json_schema, to_json
 from headrace_core.planner.runner import Here
+from headrace_core.planner.search import Found
 from headrace_core.planner.space import Nodes
 from headrace_core.sim.scenario import Duty
 from headrace_core.sim.traffic import draw_traffic
@@ -59,6 +61,9 @@ def test_the_answer_has_all_parts(full: PlanResult) -> None:
     tokens_per_hour = 25.0 * 101 * 3600
     assert best.cost_per_million_tokens == pytest.approx(2.0 * best.gpus / tokens_per_hour * 1e6)
     assert [plan.price_per_hour for plan in full.plans] == sorted(plan.price_per_hour or 0 for plan in full.plans)
+    dearer = [plan for plan in full.plans if (plan.price_per_hour or 0) > 1.01 * (best.price_per_hour or 0)]
+    assert dearer
+    assert not any(plan.tied_with_best for plan in (best, *dearer))
     assert full.subject == min(place for place, layout in enumerate(layouts) if layout in (Layout.APART, Layout.PAIRED))
     assert Surprise.MEAN in {case.surprise for case in full.headroom}
     assert full.current is not None
@@ -115,6 +120,30 @@ def test_equal_plans_are_ties_and_cheaper_ones_are_not() -> None:
     same = [plan for plan in pairs if plan is not first and plan.price_per_hour == first.price_per_hour]
     assert first.layout is not Layout.PAIRED or all(plan.tied_with_best for plan in same)
     assert all(not plan.tied_with_best for plan in found.plans if plan.price_per_hour != first.price_per_hour)
+
+
+@pytest.mark.parametrize(
+    ("rate", "goodputs", "workers", "tied"),
+    [
+        (25.0, (30.0, 30.5), (3, 3), True),
+        (25.0, (30.0, 40.0), (3, 3), False),  # the same cost, and more to spare
+        (25.0, (30.0, 30.5), (3, 4), False),  # as good, and dearer
+        (None, (30.0, 30.5), (3, 4), True),
+        (None, (30.0, 31.5), (3, 3), False),
+    ],
+)
+def test_what_a_tie_is(rate: float | None, goodputs: tuple[float, float], workers: tuple[int, int], tied: bool) -> None:
+    asked = question(rate_per_s=rate, gpus=20)
+    one = Side(shape=shape(), workers=2)
+    first, second = (
+        Found(
+            deployment=deployment(Layout.APART, one, Side(shape=shape(), workers=count)),
+            goodput=Interval(mean=goodput, half_width=0.4, replications=3),
+            assessment=None,
+        )
+        for goodput, count in zip(goodputs, workers, strict=True)
+    )
+    assert _ties(asked, first, second) is tied
 
 
 def test_only_what_there_is() -> None:

@@ -18,6 +18,9 @@ from headrace_core.planner.sides import decode_contenders, prefill_contenders
 from headrace_core.planner.trial import SCREEN_REQUESTS, Trial, Verdict, drawn, requests_for, run, workload_for
 from headrace_core.sim.cluster import simulate as real
 from headrace_core.sim.lengths import fixed
+from headrace_core.sim.outcome import Outcome
+from headrace_core.sim.scenario import Scenario
+from headrace_core.sim.workload import Workload
 from tests.core.planner.builders import Known, question, shape, space
 from tests.core.planner.queue import simulate
 
@@ -134,6 +137,20 @@ def test_the_warm_up_is_cut_and_the_measured_part_has_the_rate_exactly() -> None
     assert times[249] == pytest.approx(250 * 1000 / 7)
     assert times[-1] == pytest.approx(1000 * 1000 / 7)
     assert times == sorted(times)
+
+
+def test_the_warm_up_is_not_counted() -> None:
+    """A cluster that is late for the first quarter of the requests, and in time for all others."""
+    asked = question(ttft_ms=250.0)
+    trial = prefill_contenders(asked, space())[0].candidate.screening(1.0)
+
+    def late_at_first(scenario: Scenario, workload: Workload) -> Outcome:
+        outcome = simulate(scenario, workload)
+        first = [time + 1e6 for time in outcome.first_token_ms[:750]]
+        return replace(outcome, first_token_ms=first + outcome.first_token_ms[750:])
+
+    found = run(trial, drawn(asked.traffic, 3000, 0), late_at_first)
+    assert (found.measured, found.met, found.ttft_met) == (2250, 2250, 2250)
 
 
 @pytest.mark.parametrize(("resident", "requests"), [(0, 3000), (300, 3000), (301, 6000), (1200, 12_000), (1e9, 48_000)])

@@ -75,14 +75,19 @@ def test_without_a_rate_there_is_no_headroom() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prefills", "decodes", "rate", "resource", "stage"),
-    [(1, 4, 18.0, Resource.PREFILL_COMPUTE, Stage.QUEUE), (8, 1, 32.0, Resource.DECODE_STEP, Stage.DECODE)],
+    ("workers", "rate", "ttft_ms", "resource", "stage"),
+    [
+        ((1, 4), 18.0, 150.0, Resource.PREFILL_COMPUTE, Stage.QUEUE),
+        ((8, 1), 32.0, 150.0, Resource.DECODE_STEP, Stage.DECODE),
+        # decode is the more loaded side, but a TTFT near the floor leaves prefill no queue
+        ((2, 1), 28.0, 55.0, Resource.PREFILL_COMPUTE, Stage.QUEUE),
+    ],
 )
 def test_what_binds_is_the_side_that_is_short(
-    prefills: int, decodes: int, rate: float, resource: Resource, stage: Stage
+    workers: tuple[int, int], rate: float, ttft_ms: float, resource: Resource, stage: Stage
 ) -> None:
-    asked = question(rate_per_s=rate, ttft_ms=150.0)
-    deployment = plan(Layout.APART, prefills, decodes)
+    asked = question(rate_per_s=rate, ttft_ms=ttft_ms)
+    deployment = plan(Layout.APART, *workers)
     found = binding_of(asked, space(), deployment, rate, Here(asked.traffic, simulate))
     assert found.resource is resource
     assert found.misses[0][0] is stage

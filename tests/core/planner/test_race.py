@@ -68,6 +68,12 @@ def test_shapes_that_cannot_win_are_dropped_after_few_simulations() -> None:
     assert runner.trials < exhaustive.trials / 5
 
 
+def test_who_was_not_looked_at_yet_is_judged_by_its_cap() -> None:
+    """Eight that promise a little more are narrowed first, and the best comes after them."""
+    made, runner = contenders([*[(0.5, 10.0, 1.0)] * 8, (0.9, 9.9, 1.0)])
+    assert race(made, None, runner)[0].index == 8
+
+
 def test_a_rate_makes_small_shapes_as_good_as_large_ones() -> None:
     """At 1 request/s one worker of either is enough, so that the better one a GPU is the dearer one."""
     sizes = [(0.5, 4.0, 2.0), (0.5, 60.0, 16.0)]
