@@ -42,8 +42,8 @@ demo: setup ## Run the demo: a cluster, real workers, a load, a flip (KEEP=1 lea
 down: $(STAMP) ## End a demo that was kept running
 	@$(PY) -m e2e.cluster down --name $(DEMO)
 
-unit: $(STAMP) ## Unit tests: no service, a minute or two
-	@$(PY) -m pytest -q $(SIDE_BY_SIDE) tests
+unit: $(STAMP) ## Unit tests without the thorough ones: no service, under a minute
+	@$(PY) -m pytest -q -m 'not thorough' $(SIDE_BY_SIDE) tests
 
 e2e: setup ## End-to-end tests on a real API server with real workers (CLUSTER=local|kind|current)
 	@$(PY) -m pytest $(E2E_SIDE_BY_SIDE) e2e

@@ -32,6 +32,7 @@ def hashes(*, compiled: bool) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.thorough
 def test_whole_simulations_are_the_same_to_the_last_bit() -> None:
     try:
         where, *compiled = hashes(compiled=True)

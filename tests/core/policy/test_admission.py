@@ -105,6 +105,7 @@ def random_memory(source: random.Random) -> tuple[DecodeMemory, int, int]:
     return view, context, source.choice((0, 1, source.randrange(400)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("policy", Admission)
 def test_it_decides_as_the_literal_rule(policy: Admission) -> None:
     """100,000 states, shared among the policies."""
@@ -117,6 +118,7 @@ def test_it_decides_as_the_literal_rule(policy: Admission) -> None:
         assert (verdict.reason is Reason.NEVER_FITS) == (expected is None)
 
 
+@pytest.mark.thorough
 def test_asking_again_when_told_misses_no_step() -> None:
     """Step by step: every running request has a token fewer to go, and free blocks may fall but not rise."""
     source = random.Random(7)

@@ -208,6 +208,7 @@ def decide(case: Case) -> Deflection:
     return deflection.decide(path, paths, prompt, slo_ttft_ms=slo, class_tbt_ms=class_tbt, settings=settings)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", range(4))
 def test_it_decides_as_the_literal_search(part: int) -> None:
     """100,000 states in four parts."""

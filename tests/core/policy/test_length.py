@@ -109,6 +109,7 @@ def literal(shares: list[float], max_tokens: int, generated: int) -> np.ndarray:
     return lengths / lengths.sum() if lengths.sum() > 0 else lengths
 
 
+@pytest.mark.thorough
 def test_it_is_as_the_literal_probabilities() -> None:
     """100,000 states: shares, a limit, a number of generated tokens, and what is asked."""
     source = random.Random(4)

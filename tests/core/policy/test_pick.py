@@ -233,6 +233,7 @@ def random_workers(source: random.Random) -> list[DecodeLoad]:
     return loads
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("policy", Dispatching)
 def test_it_picks_as_the_literal_rule(policy: Dispatching) -> None:
     """100,000 states, shared among the policies."""

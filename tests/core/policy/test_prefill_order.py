@@ -180,6 +180,7 @@ class Literal:
         return tokens
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("batching", Batching)
 @pytest.mark.parametrize("order", Order)
 def test_it_orders_and_cuts_as_the_literal_rules(order: Order, batching: Batching) -> None:

@@ -20,6 +20,7 @@ def theory_ms(load: float) -> float:
     return load * SERVICE_MS / (2 * (1 - load))
 
 
+@pytest.mark.thorough
 def test_a_million_arrivals_wait_as_theory_says() -> None:
     try:
         compiled = environment(compiled=True)
