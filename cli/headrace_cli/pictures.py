@@ -13,19 +13,14 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
-from headrace_cli.errors import CliError
+from headrace_cli.figures import panels, save
 from headrace_core.sim.attainment import judge
 from headrace_core.sim.outcome import Outcome
 from headrace_core.sim.report import Report
 from headrace_core.sim.scenario import Duty, Scenario
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-FORMATS: Final = ("svg", "png", "pdf")
 RATE_FACTORS: Final = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
 """Speeds at which the attainment picture plays the requests, over that of the run."""
 MOST_LINE_POINTS: Final = 2000
@@ -54,27 +49,11 @@ class RatePoint:
     report: Report
 
 
-def picture_of(path: Path) -> Picture:
-    """The picture that a file's name asks for.
-
-    Raises:
-        CliError: the name ends in no picture, or the ending is no format.
-    """
-    if path.suffix[1:].lower() not in FORMATS:
-        raise CliError(f"--picture: {path.name} ends in none of {', '.join('.' + one for one in FORMATS)}; rename it")
-    for picture in Picture:
-        if path.stem.lower().endswith(picture):
-            return picture
-    raise CliError(
-        f"--picture: {path.name} names none of {', '.join(Picture)}; call it {Picture.LATENCY}{path.suffix} or the like"
-    )
-
-
 def draw_latency(path: Path, scenario: Scenario, outcome: Outcome, report: Report) -> None:
     """Writes the distributions of TTFT and TPOT over the measured requests, each with its SLOs."""
     verdicts = judge(scenario, outcome)
     start = report.sample.warmup_requests
-    figure, (left, right) = _panels(1, 2)
+    figure, (left, right) = panels(1, 2)
     for axes, name, values_ms, slos_ms in (
         (left, "TTFT", verdicts.ttft_ms[start:], [slo.ttft_ms for slo in scenario.slos]),
         (right, "TPOT", verdicts.tpot_ms[start:], [slo.tpot_ms for slo in scenario.slos]),
@@ -87,12 +66,12 @@ def draw_latency(path: Path, scenario: Scenario, outcome: Outcome, report: Repor
             axes.axvline(slo_ms, color="black", linestyle="--", linewidth=0.8)
             axes.annotate(f"SLO {slo.name}", (slo_ms, 2), rotation=90, fontsize=7, ha="right")
         axes.set(xscale="log", xlabel=f"{name} in ms", ylabel="requests, % at most that", ylim=(0, 100))
-    _save(figure, path, report.workload)
+    save(figure, path, report.workload)
 
 
 def draw_timeline(path: Path, outcome: Outcome, report: Report) -> None:
     """Writes the queues over time, and below them each worker's role; grey: draining, switching or starting."""
-    figure, (queues, roles) = _panels(2, 1)
+    figure, (queues, roles) = panels(2, 1)
     for name, column, waiting_for in (
         ("wait for prefill", outcome.queued_prefill, Duty.PREFILL),
         ("wait for decode", outcome.queued_decode, Duty.DECODE),
@@ -117,12 +96,12 @@ def draw_timeline(path: Path, outcome: Outcome, report: Report) -> None:
     roles.set(xlabel="time in s", xlim=(0, outcome.end_ms / 1000))
     roles.invert_yaxis()
     roles.legend(fontsize=7)
-    _save(figure, path, report.workload)
+    save(figure, path, report.workload)
 
 
 def draw_attainment(path: Path, points: list[RatePoint], here: RatePoint) -> None:
     """Writes the attainment at several rates with its 95 % interval, and the share that met each SLO alone."""
-    figure, (axes,) = _panels(1, 1)
+    figure, (axes,) = panels(1, 1)
     rates = [point.rate_per_s for point in points]
     both = [100 * point.report.attainment.value for point in points]
     widths = [100 * (point.report.attainment.half_width or 0.0) for point in points]
@@ -137,7 +116,7 @@ def draw_attainment(path: Path, points: list[RatePoint], here: RatePoint) -> Non
     axes.axvline(here.rate_per_s, color="black", linestyle="--", linewidth=0.8)
     axes.set(xlabel="requests/s", ylabel="requests within their SLO, %", ylim=(0, 102), xlim=(0, None))
     axes.legend(fontsize=7)
-    _save(figure, path, here.report.workload)
+    save(figure, path, here.report.workload)
 
 
 def _bins(at_ms: list[float], counts: list[int]) -> tuple[list[float], list[float], list[int]]:
@@ -154,24 +133,3 @@ def _ttft_share(report: Report) -> float:
 
 def _tpot_share(report: Report) -> float:
     return sum((one.tpot_share or 0.0) * one.requests for one in report.classes) / report.sample.measured_requests
-
-
-def _panels(rows: int, columns: int) -> tuple[Figure, list[Axes]]:
-    from matplotlib.figure import Figure  # noqa: PLC0415 - takes a second to import
-
-    figure = Figure(figsize=(4.5 * columns + 1, 2.4 * rows + 1), layout="constrained")
-    axes: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
-    return figure, axes
-
-
-def _save(figure: Figure, path: Path, title: str) -> None:
-    import matplotlib as mpl  # noqa: PLC0415
-
-    figure.suptitle(title, fontsize=7, wrap=True)
-    # Equal input gives an equal file: no date, no random ids, text as text.
-    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[path.suffix[1:].lower()]
-    try:
-        with mpl.rc_context({"svg.hashsalt": "headrace", "svg.fonttype": "none"}):
-            figure.savefig(path, metadata=dates, dpi=150)
-    except OSError as error:
-        raise CliError(f"--picture: {path} cannot be written ({error.strerror or error})") from error

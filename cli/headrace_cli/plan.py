@@ -107,12 +107,13 @@ def _add_output_arguments(command: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     # What simulates takes most of a second to import: only this command pays.
     from headrace_cli import inputs, plan_pictures, planning  # noqa: PLC0415
+    from headrace_cli.figures import named_by  # noqa: PLC0415
     from headrace_core.planner import result as results  # noqa: PLC0415
 
     if arguments.schema:
         print(json.dumps(results.json_schema(), indent=2))
         return 0
-    wanted = [(path, plan_pictures.picture_of(path)) for path in arguments.picture]
+    wanted = [(path, named_by(path, plan_pictures.PlanPicture)) for path in arguments.picture]
     with inputs.user_errors():
         result = _answer(arguments, planning.planning_of(arguments), curves=plan_pictures.needs_curves(wanted))
     for path, picture in wanted:

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace_cli.errors import CliError
-from headrace_cli.pictures import FORMATS
+from headrace_cli.figures import panels, save
 from headrace_cli.plan_text import schedule_columns
 from headrace_core.planner.result import Plan, PlanResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 class PlanPicture(StrEnum):
@@ -32,23 +31,6 @@ class PlanPicture(StrEnum):
     TOKENS = "tokens"
     COST = "cost"
     SCHEDULE = "schedule"
-
-
-def picture_of(path: Path) -> PlanPicture:
-    """The picture that a file's name asks for.
-
-    Raises:
-        CliError: the name ends in no picture, or the ending is no format.
-    """
-    if path.suffix[1:].lower() not in FORMATS:
-        raise CliError(f"--picture: {path.name} ends in none of {', '.join('.' + one for one in FORMATS)}; rename it")
-    for picture in PlanPicture:
-        if path.stem.lower().endswith(picture):
-            return picture
-    raise CliError(
-        f"--picture: {path.name} names none of {', '.join(PlanPicture)}; call it {PlanPicture.ATTAINMENT}{path.suffix} "
-        "or the like"
-    )
 
 
 def needs_curves(wanted: Sequence[tuple[Path, PlanPicture]]) -> bool:
@@ -62,10 +44,7 @@ def draw(path: Path, picture: PlanPicture, result: PlanResult) -> None:
     Raises:
         CliError: there is nothing to draw, or the file cannot be written.
     """
-    from matplotlib.figure import Figure  # noqa: PLC0415 - takes a second to import
-
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = panels(1, 1)
     if picture is PlanPicture.SCHEDULE:
         _schedule(axes, result)
     else:
@@ -76,20 +55,7 @@ def draw(path: Path, picture: PlanPicture, result: PlanResult) -> None:
             _curve(axes, picture, plan, result)
         _label(axes, picture, plans, result)
     axes.legend(fontsize=7)
-    axes.set_title(f"{result.asked.model}, {result.asked.traffic}", fontsize=7, wrap=True)
-    _save(figure, path)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    """Equal results give equal files: no date and no random ids."""
-    import matplotlib as mpl  # noqa: PLC0415
-
-    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[path.suffix[1:].lower()]
-    try:
-        with mpl.rc_context({"svg.hashsalt": "headrace", "svg.fonttype": "none"}):
-            figure.savefig(path, metadata=dates, dpi=150)
-    except OSError as error:
-        raise CliError(f"--picture: {path} cannot be written ({error.strerror or error})") from error
+    save(figure, path, f"{result.asked.model}, {result.asked.traffic}")
 
 
 def _curve(axes: Axes, picture: PlanPicture, plan: Plan, result: PlanResult) -> None:

@@ -74,12 +74,13 @@ def add_command(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
 def _run(arguments: argparse.Namespace) -> int:
     # What simulates takes most of a second to import: only this command pays.
     from headrace_cli import deployments, inputs, pictures, request_table  # noqa: PLC0415
+    from headrace_cli.figures import named_by  # noqa: PLC0415
     from headrace_core.sim import report_json  # noqa: PLC0415
 
     if arguments.schema:
         print(json.dumps(report_json.json_schema(), indent=2))
         return 0
-    wanted = [(path, pictures.picture_of(path)) for path in arguments.picture]
+    wanted = [(path, named_by(path, pictures.Picture)) for path in arguments.picture]
     if arguments.requests is not None:
         request_table.check_ending(arguments.requests)
     with inputs.user_errors():

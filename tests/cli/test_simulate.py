@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace_cli.errors import CliError
+from headrace_cli.figures import named_by
 from headrace_cli.main import main
-from headrace_cli.pictures import Picture, picture_of
+from headrace_cli.pictures import Picture
 from headrace_core.policy.admission import Bound
 from headrace_core.policy.dispatch import Dispatching
 from headrace_core.sim.report import ProfileKind, Report
@@ -364,9 +365,9 @@ def test_a_picture_says_what_it_shows_and_is_the_same_each_time(tmp_path: Path) 
 
 
 def test_the_picture_of_a_name() -> None:
-    assert picture_of(Path("x/Prod-Latency.PNG")) is Picture.LATENCY
+    assert named_by(Path("x/Prod-Latency.PNG"), Picture) is Picture.LATENCY
     with pytest.raises(CliError):
-        picture_of(Path("latency"))
+        named_by(Path("latency"), Picture)
 
 
 def test_the_schema(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,10 +7,7 @@ was given. This module stays interpreted: pydantic reads the classes' field type
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final, final
-
-from pydantic import TypeAdapter, ValidationError
 
 from headrace_core.perf.profiles import Kind
 from headrace_core.planner.binding import Binding
@@ -20,6 +17,7 @@ from headrace_core.planner.goodput import Interval
 from headrace_core.planner.headroom import Case
 from headrace_core.planner.question import Layout
 from headrace_core.planner.schedule import Schedule
+from headrace_core.sim.json_form import JsonForm
 from headrace_core.sim.scenario import Duty, Slo
 
 SCHEMA_VERSION: Final = 1
@@ -143,35 +141,7 @@ class PlanResult:
     simulations: int
 
 
-def to_json(result: PlanResult) -> str:
-    """The result as JSON, its fields named as here."""
-    return _adapter().dump_json(result, indent=2).decode()
-
-
-def from_json(text: str) -> PlanResult:
-    """The result that `to_json` wrote.
-
-    Raises:
-        PlanError: it is no JSON, has another schema version, or a field is missing or of the wrong type.
-    """
-    try:
-        result = _adapter().validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the text"
-        raise PlanError(f"{field}: {first['msg']}; give a result that `headrace plan` wrote") from error
-    if result.schema_version != SCHEMA_VERSION:
-        raise PlanError(
-            f"schema_version: {result.schema_version} cannot be read, only {SCHEMA_VERSION}; make the plan anew"
-        )
-    return result
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON schema of a result."""
-    return _adapter().json_schema(mode="serialization")
-
-
-@cache
-def _adapter() -> TypeAdapter[PlanResult]:
-    return TypeAdapter(PlanResult)
+PLANS: Final = JsonForm(PlanResult, SCHEMA_VERSION, "headrace plan", PlanError)
+to_json = PLANS.write
+from_json = PLANS.read
+json_schema = PLANS.schema
