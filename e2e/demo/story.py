@@ -76,7 +76,7 @@ class Story:
     async def ask_one_worker_alone(self, deployed: Deployed) -> dict[traffic.Prompt, str]:
         """Asks one worker, past the gateway, for the answers that the load must get."""
         self._say("asking one worker alone what each answer must be")
-        wanted = traffic.prompts(seed=1, count=4, characters=range(20, 80), max_tokens=256)
+        wanted = traffic.prompts(seed=1, count=4, characters=range(20, 80), max_tokens=512)
         worker = deployed.workers()[0]
         return await traffic.references(deployed.worker_url(worker), deployed.served_name, wanted, deployed.token())
 
