@@ -93,6 +93,17 @@ def test_what_counts_as_work_in_the_engine(door: Door, clock: Clock, field: str)
     assert door.busy_s == 2.0
 
 
+def test_a_request_that_has_left_is_no_work_until_the_next_look(door: Door, clock: Clock) -> None:
+    door.enter(None)
+    clock.now_s += 0.05
+    door.look(replace(IDLE, running_requests=1))
+    clock.now_s += 0.01
+    door.leave()
+    clock.now_s += 0.09
+    door.look(IDLE)
+    assert door.busy_s == pytest.approx(0.06)
+
+
 def test_busy_seconds_never_fall() -> None:
     busy = BusyClock(10.0)
     busy.set(busy=True, now_s=10.0)

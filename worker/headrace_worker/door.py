@@ -76,6 +76,10 @@ class Door:
     def leave(self) -> None:
         """The last byte of an answer is out, or nobody wants it any more."""
         self.in_flight -= 1
+        if self.in_flight == 0:
+            # The engine was last looked at when this request was inside. If it goes on without one, the next look
+            # says so; else a short request would count as work until then.
+            self._engine_is_busy = False
         self._update()
 
     def look(self, state: EngineState) -> None:
