@@ -24,9 +24,11 @@ help: ## List the targets
 
 $(STAMP): requirements/lock.txt requirements/bootstrap.txt pyproject.toml
 	@echo "[setup] Python packages (about 7 GB and 3 to 6 minutes the first time)"
+	@command -v $(PYTHON) >/dev/null \
+	  || { echo "[setup] there is no $(PYTHON) here. Name one that is: make PYTHON=python3.12 ..."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "[setup] $(PYTHON) is older than 3.11. Name a newer one: make PYTHON=python3.12 ..."; exit 1; }
-	@$(PYTHON) -m venv $(VENV) \
+	@$(BIN)/uv --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) \
 	  || { echo "[setup] the venv module failed. On Debian: apt-get install python3-venv"; exit 1; }
 	@$(BIN)/pip install -q --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
 	@$(BIN)/uv pip sync -q --python $(PY) --require-hashes requirements/lock.txt

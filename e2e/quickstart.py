@@ -60,7 +60,7 @@ def on_this_machine(cluster: dict[str, Any]) -> dict[str, Any]:
         "mode": "Auto",
         "policy": "IdleThreshold",
         "interval": "5s",
-        "flips": {"mode": "Allowed", "cooldown": "30s", "drainTimeout": "1m", "idleBelow": "30%", "idleFor": "15s"},
+        "flips": {"mode": "Allowed", "cooldown": "30s", "drainTimeout": "1m", "idleBelow": "40%", "idleFor": "15s"},
     }
     spec["gateway"] = {"mode": "Managed", "replicas": 1}
     return cluster

@@ -21,7 +21,7 @@ from e2e.cluster.api import ROOT, RUNS, Ability, Cluster, wait_for
 from e2e.cluster.hostlet.control import HostletControl
 from e2e.cluster.local import remove_data
 from e2e.cluster.processes import is_running, reap, running_process, start_ticks, write_processes
-from e2e.cluster.progress import ClusterError, say, tail
+from e2e.cluster.progress import AlreadyRunningError, ClusterError, say, tail
 from e2e.cluster.prometheus import SCRAPE_INTERVAL_S
 from e2e.cluster.supervisor import hold_file, pid_file
 
@@ -45,7 +45,8 @@ class LocalCluster(Cluster):
         """Brings the cluster up, in the place of an earlier one of this name that did not end well.
 
         Raises:
-            ClusterError: one of that name is running, or a program did not come up.
+            AlreadyRunningError: one of that name is running.
+            ClusterError: a program did not come up.
         """
         build.tools()
         RUNS.mkdir(parents=True, exist_ok=True)
@@ -55,7 +56,7 @@ class LocalCluster(Cluster):
             if self._is_orphaned():
                 wait_for("the cluster of a run that was killed to end", lambda: not self.parent_pid(), timeout_s=30)
             if self.parent_pid() is not None:
-                raise ClusterError(f"the cluster {self.name} is running: end it with {self._down_command}")
+                raise AlreadyRunningError(f"the cluster {self.name} is running: end it with {self._down_command}")
             _sweep()
             shutil.rmtree(self.folder, ignore_errors=True)
             self.logs_dir.mkdir(parents=True)

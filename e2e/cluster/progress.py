@@ -18,6 +18,10 @@ class ClusterError(Exception):
     """A step of the cluster's life that failed; the message says which, why, and where its log is."""
 
 
+class AlreadyRunningError(ClusterError):
+    """Somebody uses a cluster of that name: it was left as it is, and must not be ended by who found it."""
+
+
 def say(text: str) -> None:
     """Prints one progress line."""
     print(f"[cluster] {text}", flush=True)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from e2e.cluster.api import open_cluster
-from e2e.cluster.progress import ClusterError
+from e2e.cluster.progress import AlreadyRunningError, ClusterError
 from e2e.demo import story
 from e2e.demo.report import Report
 from e2e.deployed import TimedOutError
@@ -34,6 +34,9 @@ def main() -> int:
     try:
         cluster.up(keep=options.keep)
         deployed = story.Story(cluster, report).tell()
+    except AlreadyRunningError as error:
+        print(f"\n[demo] {error}", file=sys.stderr)
+        return 1
     except (ClusterError, TimedOutError, LostError) as error:
         print(f"\n[demo] failed: {error}\n[demo] logs: {cluster.logs_dir}", file=sys.stderr)
         cluster.down()

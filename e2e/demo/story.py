@@ -76,7 +76,7 @@ class Story:
     async def ask_one_worker_alone(self, deployed: Deployed) -> dict[traffic.Prompt, str]:
         """Asks one worker, past the gateway, for the answers that the load must get."""
         self._say("asking one worker alone what each answer must be")
-        wanted = traffic.prompts(seed=1, count=4, characters=range(20, 80), max_tokens=512)
+        wanted = traffic.prompts(seed=1, count=4, characters=range(20, 80), max_tokens=1024)
         worker = deployed.workers()[0]
         return await traffic.references(deployed.worker_url(worker), deployed.served_name, wanted, deployed.token())
 
@@ -122,13 +122,13 @@ def _whole(value: float | None) -> int | None:
 def how_to_use(deployed: Deployed) -> str:
     """What a user can do with a demo that was kept running."""
     cluster = deployed.cluster
-    pod = names.worker_pod_name(deployed.name, 0)
+    flip = deployed.finished_flips()[-1]
     return f"""
 Left running. To use it:
 
   export KUBECONFIG={cluster.kubeconfig}
   {cluster.kubectl_path} -n {deployed.namespace} get infc,iflip,pods --show-labels
-  {cluster.kubectl_path.parent / "headrace"} -n {deployed.namespace} flip {deployed.name} {pod} decode
+  {cluster.kubectl_path.parent / "headrace"} flip {deployed.name} {flip.pod} {flip.from_pool} -n {deployed.namespace}
   curl {deployed.gateway_url}/v1/completions -H 'Content-Type: application/json' \\
     -d '{{"model": "{deployed.served_name}", "prompt": "Where does the water go?", "max_tokens": 32}}'
 
