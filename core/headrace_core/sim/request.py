@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Final, final
 
 from headrace_core.policy.prefill_order import PrefillJob
@@ -102,28 +103,28 @@ class SimRequest(PrefillJob):
         self.largest_gap_ms = max(self.largest_gap_ms, gap_ms)
 
 
-class Surroundings:
+class Surroundings(ABC):
     """What a simulated worker asks of the cluster around it. `cluster.Simulation` is the one that answers."""
 
+    @abstractmethod
     def wake_prefill(self, worker: int, at_ms: float, stamp: int) -> None:
         """Call the worker's prefill side at that time."""
-        raise NotImplementedError
 
+    @abstractmethod
     def wake_lane(self, worker: int, lane: int, at_ms: float, stamp: int) -> None:
         """Call a decode lane of the worker at that time, after all that happens at it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def prefilled(self, request: SimRequest, now_ms: float) -> None:
         """A prefill worker has computed the whole prompt: the first token is there."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fetch(self, request: SimRequest, now_ms: float) -> None:
         """A decode worker has reserved the blocks for a request's KV."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ended(self, request: SimRequest, now_ms: float) -> None:
         """The request has its last token, or is rejected."""
-        raise NotImplementedError
 
 
 @final
