@@ -28,7 +28,7 @@ CASES: dict[str, tuple[Scenario, Workload]] = {
     "heavy load": (cluster(), traffic(400, 12.0)),
     "both decode fits": (
         cluster(kv_blocks=100_000),
-        traffic(600, 40.0, prompts=range(1, 200), outputs=range(100, 500)),
+        traffic(250, 60.0, prompts=range(1, 100), outputs=range(100, 300)),
     ),
     "without a network": (cluster(network=None), traffic(300, 8.0)),
     "answers of one or two tokens": (cluster(), traffic(200, 8.0, outputs=range(1, 3))),
