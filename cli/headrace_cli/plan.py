@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace_cli.answers import print_answer
 from headrace_cli.errors import CliError
 from headrace_cli.flags import (
     add_model_arguments,
@@ -156,14 +156,7 @@ def _print(arguments: argparse.Namespace, result: PlanResult) -> None:
     from headrace_cli.plan_text import explanation, plan_text  # noqa: PLC0415
     from headrace_core.planner.result import to_json  # noqa: PLC0415
 
-    if arguments.json:
-        print(to_json(result))
-        if arguments.explain:
-            print(explanation(result), file=sys.stderr)
-        return
-    print(plan_text(result))
-    if arguments.explain:
-        print(f"\n{explanation(result)}")
+    print_answer(arguments, result, text=plan_text, json=to_json, explanation=explanation)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from headrace_cli.answers import print_answer
 from headrace_cli.errors import CliError
 from headrace_cli.flags import (
     add_deployment_arguments,
@@ -134,14 +135,7 @@ def _print(arguments: argparse.Namespace, report: Report) -> None:
     from headrace_cli.report_text import explanation, report_text  # noqa: PLC0415
     from headrace_core.sim.report_json import to_json  # noqa: PLC0415
 
-    if arguments.json:
-        print(to_json(report))
-        if arguments.explain:
-            print(explanation(report), file=sys.stderr)
-        return
-    print(report_text(report))
-    if arguments.explain:
-        print(f"\n{explanation(report)}")
+    print_answer(arguments, report, text=report_text, json=to_json, explanation=explanation)
 
 
 @contextmanager

@@ -11,25 +11,7 @@ import pytest
 
 from headrace_core.policy import dispatch
 from headrace_core.policy.dispatch import DecodeLoad, Dispatching, Reason, Request
-
-LIGHT = Request(prompt_tokens=100, bound_tokens=60, heavy=False)  # 10 blocks of 16
-HEAVY = Request(prompt_tokens=100, bound_tokens=600, heavy=True)  # 44 blocks of 16
-
-
-def worker(
-    pod: str, *, free: int = 100, heavy: int = 0, residents: int = 0, block: int = 16, accepting: bool = True
-) -> DecodeLoad:
-    """A decode worker."""
-    return DecodeLoad(
-        pod=pod,
-        address=f"{pod}:8000",
-        epoch=0,
-        accepting=accepting,
-        block_size=block,
-        free_kv_blocks=free,
-        heavy=heavy,
-        residents=residents,
-    )
+from tests.core.decode_workers import HEAVY, LIGHT, worker
 
 
 class Draws:
